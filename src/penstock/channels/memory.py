@@ -1,8 +1,6 @@
 """Channels in the memory of one process, for tests."""
 
-import math
 import threading
-import time
 import uuid
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -13,8 +11,9 @@ from datetime import timedelta
 from typing import TypeVar
 from zlib import crc32
 
-from penstock.channels.common import another, beyond, differences, overtaken
+from penstock.channels.common import beyond, differences, overtaken
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
+from penstock.channels.log_reader import LogReader
 from penstock.core.clock import Clock, Micros, SystemClock, micros
 from penstock.core.contracts import (
     ChannelPartition,
@@ -26,6 +25,7 @@ from penstock.core.contracts import (
 )
 from penstock.core.errors import Unavailable
 from penstock.core.record import Headers, Record
+from penstock.core.scan import Bounds
 
 Answer = TypeVar("Answer")
 
@@ -128,10 +128,8 @@ class MemoryChannels(LeasedGroups):
     @contextmanager
     def reader(
         self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
-    ) -> Iterator["_Reader"]:
-        with self._changed:
-            reader = _Reader(self, self._changed, start, only)
-        yield reader
+    ) -> Iterator[LogReader]:
+        yield LogReader(_MemoryLog(self, self._changed), start, only)
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
         with self._changed:
@@ -219,81 +217,32 @@ class _Sender:
             self._channels.append(channel, record.value, record.key, record.headers())
 
 
-class _Reader:
-    def __init__(
-        self,
-        channels: MemoryChannels,
-        changed: threading.Condition,
-        start: Mapping[str, Offsets],
-        only: Collection[ChannelPartition] | None,
-    ) -> None:
-        self._channels, self._changed, self._only = channels, changed, only
-        self._next = {
-            channel: {partition: offset for partition, offset in positions.items() if self._wanted(channel, partition)}
-            for channel, positions in start.items()
-        }
-        self._ids = {channel: channels.channel_of(channel).id for channel in start}
-        self._ended = -math.inf
-        self._turn = 0
-        self._notice()
+class _MemoryLog:
+    def __init__(self, channels: MemoryChannels, changed: threading.Condition) -> None:
+        self._channels, self._changed = channels, changed
 
-    def read(self, most: int, wait: float) -> Sequence[Entry]:
-        until = time.monotonic() + wait
+    def state(self, channel: str) -> tuple[str, Bounds]:
         with self._changed:
-            while not (found := self._take(most)) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-        return found
+            return self._channels.topic_id(channel), self._channels.bounds(channel)
 
-    def positions(self, channel: str) -> Offsets:
-        return dict(self._next[channel])
-
-    def age(self) -> float:
+    def read(self, channel: str, partition: int, offset: int | None, most: int) -> tuple[str, Sequence[Entry], int]:
         with self._changed:
-            now = time.monotonic()
-            if not any(log.after(stands, 1) for _, _, stands, log in self._states_of()):
-                self._ended = now
-            return now - self._ended
-
-    def _take(self, most: int) -> list[Entry]:
-        self._notice()
-        found: list[Entry] = []
-        state = self._states_of()
-        # Each partition gets the same share, so that none waits until the others are at their end.
-        count = max(1, len(state))
-        self._turn = (self._turn + 1) % count
-        for share in (-(-most // count), most):
-            for channel, partition, _, log in state[self._turn :] + state[: self._turn]:
-                stands = self._next[channel][partition]
-                found += (some := log.after(stands, min(share, most - len(found))))
-                if some:
-                    self._next[channel][partition] = some[-1].offset + 1
-        if len(found) < most:
-            self._ended = time.monotonic()
-        return found
-
-    def _notice(self) -> None:
-        """Read added partitions from their beginning."""
-        for channel, positions in self._next.items():
             found = self._channels.channel_of(channel)
-            if found.id != self._ids[channel]:
-                raise another(channel)
-            for partition, log in enumerate(found.logs):
-                if self._wanted(channel, partition):
-                    positions.setdefault(partition, log.first)
+            log = found.logs[partition] if partition < len(found.logs) else _Log()
+            offset = log.first if offset is None else offset
+            if offset < log.first:
+                raise overtaken(channel, partition, offset, log.first)
+            if offset > log.end:
+                raise beyond(channel, partition, offset, log.end)
+            entries = log.after(offset, most)
+            return found.id, entries, entries[-1].offset + 1 if len(entries) == most else log.end
 
-    def _wanted(self, channel: str, partition: int) -> bool:
-        return self._only is None or (channel, partition) in self._only
+    def wait(self, positions: Mapping[ChannelPartition, int], seconds: float) -> None:
+        def more() -> bool:
+            return any(
+                self._channels.bounds(channel).get(partition, (0, 0))[1] != offset
+                for (channel, partition), offset in positions.items()
+            )
 
-    def _states_of(self) -> list[tuple[str, int, int, _Log]]:
-        """Channel, partition, offset and log of all that is read; Unaccounted if the log does not have the offset."""
-        found = []
-        for channel, positions in self._next.items():
-            logs = self._channels.channel_of(channel).logs
-            for partition, stands in positions.items():
-                log = logs[partition] if partition < len(logs) else _Log()
-                if stands < log.first:
-                    raise overtaken(channel, partition, stands, log.first)
-                if stands > log.end:
-                    raise beyond(channel, partition, stands, log.end)
-                found.append((channel, partition, stands, log))
-        return found
+        with self._changed:
+            self._changed.wait_for(more, min(seconds, 0.1))  # Partitions can be added.

@@ -3,19 +3,18 @@
 Appends delete what retention does not keep, some at a time: a partition without appends keeps its records.
 """
 
-import math
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from penstock.channels.common import another, beyond, differences, overtaken, posting, spelled, unpack
+from penstock.channels.common import beyond, differences, overtaken, posting, spelled, unpack
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
-from penstock.channels.redis.client import GROUPS, NAMES, Address, Arguments, Server, key_of
+from penstock.channels.log_reader import LogReader
+from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_of
 from penstock.channels.redis.sender import RedisSender
 from penstock.core.clock import Micros, duration, micros
 from penstock.core.contracts import (
@@ -27,6 +26,7 @@ from penstock.core.contracts import (
     Topic,
 )
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.scan import Bounds
 
 Answer = TypeVar("Answer")
 
@@ -94,23 +94,15 @@ class RedisChannels(LeasedGroups):
         return self._server().members(NAMES)
 
     def topic(self, channel: str) -> Topic:
-        return _topic_of(channel, self._held(channel))
+        return _topic_of(channel, _held(self._server(), channel))
 
     def topic_id(self, channel: str) -> str:
-        return self._held(channel)["id"].decode()
+        return _held(self._server(), channel)["id"].decode()
 
     def remove(self, channel: str) -> None:
         if self._server().one("remove", [key_of(channel), NAMES]) is None:
-            raise self._absent(channel)
+            raise _absent(self._server(), channel)
         self.forget_channel(channel)
-
-    def _held(self, channel: str) -> dict[str, bytes]:
-        if held := self._server().hash(key_of(channel)):
-            return held
-        raise self._absent(channel)
-
-    def _absent(self, channel: str) -> Unavailable:
-        return Unavailable(f"channel {channel}", f"{self._address.server_name} has no such channel")
 
     # --- in
 
@@ -130,30 +122,17 @@ class RedisChannels(LeasedGroups):
     @contextmanager
     def reader(
         self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
-    ) -> Iterator["RedisReader"]:
-        begin = {channel: self._from(channel, positions, only) for channel, positions in start.items()}
-        beginning = {(channel, one) for channel, found in begin.items() for one in found if one not in start[channel]}
+    ) -> Iterator[LogReader]:
         with closing(Server(self._address)) as server:
-            yield RedisReader(server, begin, only, beginning)
-
-    def _from(self, channel: str, positions: Offsets, only: Collection[ChannelPartition] | None) -> dict[int, int]:
-        """The first offset to read of each partition; by default its beginning."""
-        starts = {partition: low for partition, (low, _) in self.bounds(channel).items()} | dict(positions)
-        return {
-            partition: offset for partition, offset in starts.items() if only is None or (channel, partition) in only
-        }
+            yield LogReader(RedisLog(server), start, only)
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        held = self._held(channel)
-        return {
-            partition: (int(held.get(f"low:{partition}", 0)), int(held.get(f"next:{partition}", 0)))
-            for partition in range(int(held["partitions"]))
-        }
+        return _bounds_of(_held(self._server(), channel))
 
     def since(self, channel: str, timestamp: Micros) -> Offsets:
         found = self._server().one("since", [key_of(channel)], timestamp)
         if found is None:
-            raise self._absent(channel)
+            raise _absent(self._server(), channel)
         return dict(enumerate(found))
 
     # --- groups
@@ -182,6 +161,23 @@ class RedisChannels(LeasedGroups):
             if self._connection is None:
                 self._connection = Server(self._address)
             return self._connection
+
+
+def _held(server: Server, channel: str) -> dict[str, bytes]:
+    if held := server.hash(key_of(channel)):
+        return held
+    raise _absent(server, channel)
+
+
+def _absent(server: Server, channel: str) -> Unavailable:
+    return Unavailable(f"channel {channel}", f"{server.server_name} has no such channel")
+
+
+def _bounds_of(held: Mapping[str, bytes]) -> Bounds:
+    return {
+        partition: (int(held.get(f"low:{partition}", 0)), int(held.get(f"next:{partition}", 0)))
+        for partition in range(int(held["partitions"]))
+    }
 
 
 # --- topics: a hash for each, with times in microseconds
@@ -235,114 +231,31 @@ def _span(micros: bytes) -> timedelta:
 # --- reading
 
 
-class RedisReader:
-    def __init__(
-        self,
-        server: Server,
-        start: Mapping[str, dict[int, int]],
-        only: Collection[ChannelPartition] | None,
-        beginning: Collection[ChannelPartition] = (),
-    ) -> None:
-        self._server, self._only = server, only
-        self._next = {channel: dict(positions) for channel, positions in start.items()}
-        self._ready: deque[Entry] = deque()
-        # The offset of the next fetch: behind the ready entries and empty offsets.
-        self._fetched = {channel: dict(positions) for channel, positions in start.items()}
-        # Partitions to read from their beginning: retention can move it before the first read.
-        self._beginning = set(beginning)
-        self._generations: dict[str, bytes] = {}
-        self._turn = 0
-        # The time of the last fetch, if it returned all entries; the time when all were read.
-        self._whole = -math.inf
-        self._caught_up = -math.inf
+class RedisLog:
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
-    def read(self, most: int, wait: float) -> Sequence[Entry]:
-        until = time.monotonic() + wait
-        while not self._ready:
-            self._fetch()
-            left = until - time.monotonic()
-            if not self._ready:
-                if left <= 0:
-                    return []
-                self._wait(min(left, _SLICE))
-        return self._hand_out(most)
+    def state(self, channel: str) -> tuple[str, Bounds]:
+        held = _held(self._server, channel)
+        return held["id"].decode(), _bounds_of(held)
 
-    def positions(self, channel: str) -> Offsets:
-        return dict(self._next[channel])
+    def read(self, channel: str, partition: int, offset: int | None, most: int) -> tuple[str, Sequence[Entry], int]:
+        begin = -1 if offset is None else offset
+        answer = self._server.one("fetch", [key_of(channel)], partition, begin, min(most, _MOST), _BYTES)
+        if answer is None:
+            raise _absent(self._server, channel)
+        id, low, end, reached, ids, packed = answer
+        if 0 <= begin < low:
+            raise overtaken(channel, partition, begin, low)
+        if begin > end:
+            raise beyond(channel, partition, begin, end)
+        return id.decode(), list(_entries(channel, partition, ids, packed)), reached
 
-    def age(self) -> float:
-        return time.monotonic() - self._caught_up
-
-    def _hand_out(self, most: int) -> list[Entry]:
-        found = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
-        for entry in found:
-            self._next[entry.channel][entry.partition] = entry.offset + 1
-        self._all_handed_out()
-        return found
-
-    def _all_handed_out(self) -> None:
-        if not self._ready:
-            self._next = {channel: dict(positions) for channel, positions in self._fetched.items()}
-            self._caught_up = max(self._caught_up, self._whole)
-
-    def _wait(self, seconds: float) -> None:
-        wanted = [
-            (channel, partition, position)
-            for channel, positions in self._fetched.items()
-            for partition, position in positions.items()
-        ]
-        if wanted:
-            self._server.ring(wanted, seconds)
+    def wait(self, positions: Mapping[ChannelPartition, int], seconds: float) -> None:
+        if positions:
+            self._server.ring(positions, min(seconds, _SLICE))
         else:
-            time.sleep(seconds)
-
-    def _fetch(self) -> None:
-        began = time.monotonic()
-        self._turn += 1
-        channels = list(self._fetched)
-        share = _BYTES // max(1, len(channels))
-        calls: list[tuple[list[str], Arguments]] = [
-            ([key_of(channel)], ["fetch", _MOST, share, *self._in_turn(self._fetched[channel])]) for channel in channels
-        ]
-        whole, moved = True, False
-        for channel, answer in zip(channels, self._server.run(calls), strict=True):
-            if answer is None:
-                raise Unavailable(f"channel {channel}", f"{self._server.server_name} has no such channel")
-            generation, count, *parts = answer
-            if self._generations.setdefault(channel, generation) != generation:
-                raise another(channel)
-            for partition, low, end, reached, ids, packed in parts:
-                if (channel, partition) in self._beginning and self._fetched[channel][partition] < low:
-                    self._fetched[channel][partition] = self._next[channel][partition] = low
-                    moved = True
-                    continue
-                self._beginning.discard((channel, partition))
-                self._require(channel, partition, low, end)
-                self._ready.extend(_entries(channel, partition, ids, packed))
-                self._fetched[channel][partition] = reached
-                whole = whole and reached == end
-            if self._only is None:
-                for partition in range(count):
-                    if partition not in self._fetched[channel]:
-                        self._fetched[channel][partition] = self._next[channel][partition] = 0
-                        whole = False
-        self._whole = began if whole and not moved else -math.inf
-        self._all_handed_out()
-        if moved and not self._ready:
-            self._fetch()
-
-    def _in_turn(self, positions: Offsets) -> list[int]:
-        """Partitions and offsets. Each call begins with another partition, so that none waits for the others."""
-        flat = sorted(positions.items())
-        first = self._turn % max(1, len(flat))
-        return [number for pair in flat[first:] + flat[:first] for number in pair]
-
-    def _require(self, channel: str, partition: int, low: int, end: int) -> None:
-        stands = self._fetched[channel][partition]
-        if stands < low:
-            raise overtaken(channel, partition, stands, low)
-        if stands > end:
-            raise beyond(channel, partition, stands, end)
+            time.sleep(min(seconds, _SLICE))
 
 
 def _entries(channel: str, partition: int, ids: bytes, packed: Any) -> Iterator[Entry]:

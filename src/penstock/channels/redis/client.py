@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 from redis.retry import Retry
 
 from penstock.core.clock import Micros
+from penstock.core.contracts import ChannelPartition
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.text import redact_address
 
@@ -199,12 +200,12 @@ class Server:
         states = {_text(name): document for name, document in documents.items() if document}
         return states, seconds * 1_000_000 + micros
 
-    def ring(self, channel_positions: Sequence[tuple[str, int, int]], wait: float) -> None:
+    def ring(self, positions: Mapping[ChannelPartition, int], wait: float) -> None:
         """Wait until one of these partitions has a record at its offset or behind it, or the time is over."""
         streams: dict[Any, Any] = {
             # Behind the largest time that the offset before could have.
             f"{key_of(channel)}:{partition}": f"{position}-18446744073709551615"
-            for channel, partition, position in channel_positions
+            for (channel, partition), position in positions.items()
         }
         with self._translating():
             self._redis.xread(streams, count=1, block=max(1, round(wait * 1000)))

@@ -145,43 +145,37 @@ function commands.append(partition, partitions)
     return {1}
 end
 
--- most entries, most bytes, then partition and position by turns → the channel's id, its number of partitions, and
--- for each one asked: partition, low, next, where reading goes on, the ids, the records one behind the other.
-function commands.fetch(most, bytes)
-    local told = ask('id', 'partitions')
+-- partition, position (-1: the beginning), most entries, most bytes → the channel's id, the first offset that is kept,
+-- the next offset, where reading goes on, the ids, the records one behind the other.
+function commands.fetch(partition, position, most, bytes)
+    local told = ask('id', 'low:' .. partition, 'next:' .. partition)
     if not told[1] then
         return false
     end
-    most, bytes = tonumber(most), tonumber(bytes)
-    local answer = {told[1], tonumber(told[2])}
-    for at = 4, #ARGV, 2 do
-        local partition, position = ARGV[at], tonumber(ARGV[at + 1])
-        local known = ask('low:' .. partition, 'next:' .. partition)
-        local low, next_one = tonumber(known[1] or '0'), tonumber(known[2] or '0')
-        local ids, records, step = {}, {}, 8
-        local taken = 0
-        while position >= low and position < next_one and most > 0 and bytes > 0 do
-            local entries = redis.call('XRANGE', stream(partition), whole(position + 1), '+', 'COUNT', step)
-            local held = 0
-            for _, entry in ipairs(entries) do
-                if most > 0 and bytes > 0 then
-                    local packed = entry[2][2]
-                    ids[#ids + 1], records[#records + 1] = entry[1], packed
-                    position = parts(entry[1]) + 1
-                    most, bytes, taken, held = most - 1, bytes - #packed, taken + #packed, held + 1
-                end
-            end
-            if #entries < step and held == #entries then
-                position = next_one
-            end
-            -- As many at once as should fill what is left.
-            step = math.max(1, math.min(AT_ONCE, most, math.floor(bytes * #ids / math.max(1, taken))))
-        end
-        answer[#answer + 1] = {
-            tonumber(partition), low, next_one, position, table.concat(ids, ' '), table.concat(records)
-        }
+    local low, next_one = tonumber(told[2] or '0'), tonumber(told[3] or '0')
+    position, most, bytes = tonumber(position), tonumber(most), tonumber(bytes)
+    if position < 0 then
+        position = low
     end
-    return answer
+    local ids, records, step, taken = {}, {}, 8, 0
+    while position >= low and position < next_one and most > 0 and bytes > 0 do
+        local entries = redis.call('XRANGE', stream(partition), whole(position + 1), '+', 'COUNT', step)
+        local held = 0
+        for _, entry in ipairs(entries) do
+            if most > 0 and bytes > 0 then
+                local packed = entry[2][2]
+                ids[#ids + 1], records[#records + 1] = entry[1], packed
+                position = parts(entry[1]) + 1
+                most, bytes, taken, held = most - 1, bytes - #packed, taken + #packed, held + 1
+            end
+        end
+        if #entries < step and held == #entries then
+            position = next_one
+        end
+        -- As many at once as should fill what is left.
+        step = math.max(1, math.min(AT_ONCE, most, math.floor(bytes * #ids / math.max(1, taken))))
+    end
+    return {told[1], low, next_one, position, table.concat(ids, ' '), table.concat(records)}
 end
 
 -- moment → for each partition the first offset whose entry was appended then or later.
@@ -256,4 +250,4 @@ function commands.swap(name, old, new)
     return 1
 end
 
-return commands[ARGV[1]](ARGV[2], ARGV[3], ARGV[4])
+return commands[ARGV[1]](ARGV[2], ARGV[3], ARGV[4], ARGV[5])

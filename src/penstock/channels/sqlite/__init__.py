@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.channels.common import beyond, differences, posting, spelled
+from penstock.channels.common import differences, posting, spelled
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
+from penstock.channels.log_reader import LogReader
 from penstock.channels.sqlite.database import (
     COMPACT_AFTER,
     GROUPS,
@@ -39,6 +40,7 @@ from penstock.core.contracts import (
     Topic,
 )
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.scan import Bounds
 from penstock.core.text import did_you_mean
 
 Result = TypeVar("Result")
@@ -206,9 +208,9 @@ class SqliteChannels(LeasedGroups):
     @contextmanager
     def reader(
         self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
-    ) -> Iterator["SqliteReader"]:
-        with closing(SqliteReader(self._open, start, only)) as reader:
-            yield reader
+    ) -> Iterator[LogReader]:
+        with closing(SqliteLog(self._open)) as log:
+            yield LogReader(log, start, only)
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
         with closing(self._open(channel)) as database:
@@ -374,98 +376,35 @@ def _sync_folder(folder: Path) -> None:
 # --- reading
 
 
-class SqliteReader:
+class SqliteLog:
     """Polls for commits, often while records come and seldom while none do."""
 
-    def __init__(
-        self,
-        open: Callable[[str], Database],
-        start: Mapping[str, Offsets],
-        only: Collection[ChannelPartition] | None,
-    ) -> None:
-        self._start, self._only = start, only
+    def __init__(self, open: Callable[[str], Database]) -> None:
+        self._open = open
         self._databases: dict[str, Database] = {}
-        self._positions: dict[ChannelPartition, int] = {}
-        self._ends: dict[ChannelPartition, int] = {}
-        self._ended: dict[ChannelPartition, float] = {}
-        """When the end of a partition was last reached."""
-        self._turn = 0
+        self._pause = _SHORTEST
+
+    def state(self, channel: str) -> tuple[str, Bounds] | None:
+        if channel not in self._databases:
+            self._databases[channel] = self._open(channel)
+        database = self._databases[channel]
+        if not database.changed():
+            return None
+        self._pause = _SHORTEST
         try:
-            for channel in start:
-                self._databases[channel] = open(channel)
-            self._refresh()
-        except BaseException:
-            self.close()
-            raise
+            id, _ = database.topic()
+        except Removed as error:
+            raise Unavailable(f"channel {channel}", "it was removed while it was read") from error
+        return id, database.bounds()
 
-    def read(self, most: int, wait: float) -> Sequence[Entry]:
-        until = time.monotonic() + wait
-        pause = _SHORTEST
-        while True:
-            if found := self._take(most):
-                return found
-            if (left := until - time.monotonic()) <= 0:
-                return []
-            time.sleep(min(left, pause))
-            pause = min(2 * pause, _LONGEST)
+    def read(self, channel: str, partition: int, offset: int | None, most: int) -> tuple[str, Sequence[Entry], int]:
+        database = self._databases[channel]
+        return database.path.stem, *database.read(partition, offset, most)
 
-    def positions(self, channel: str) -> Offsets:
-        return {partition: offset for (name, partition), offset in self._positions.items() if name == channel}
-
-    def age(self) -> float:
-        self._refresh()
-        now = time.monotonic()
-        self._ended |= {
-            topic_partition: now
-            for topic_partition, offset in self._positions.items()
-            if offset >= self._ends[topic_partition]
-        }
-        return max(
-            (now - self._ended.get(topic_partition, float("-inf")) for topic_partition in self._positions), default=0.0
-        )
+    def wait(self, positions: Mapping[ChannelPartition, int], seconds: float) -> None:
+        time.sleep(min(seconds, self._pause))
+        self._pause = min(2 * self._pause, _LONGEST)
 
     def close(self) -> None:
         for database in self._databases.values():
             database.close()
-
-    def _take(self, most: int) -> list[Entry]:
-        self._refresh()
-        found: list[Entry] = []
-        partitions = list(self._positions)
-        # Each call begins with another partition, so that none waits until the others are at their end.
-        self._turn += 1
-        for turn in range(len(partitions)):
-            topic_partition = partitions[(turn + self._turn) % len(partitions)]
-            if self._positions[topic_partition] != self._ends[topic_partition]:
-                try:
-                    entries, self._positions[topic_partition] = self._databases[topic_partition[0]].read(
-                        topic_partition[1], self._positions[topic_partition], most - len(found)
-                    )
-                except PenstockError:
-                    if found:
-                        break  # It is raised when this partition is the first.
-                    raise
-                found += entries
-            if len(found) >= most:
-                break
-            self._ended[topic_partition] = time.monotonic()
-        return found
-
-    def _refresh(self) -> None:
-        """Learn what was written since the last call: new ends, and new partitions, which are read from the start."""
-        for channel, database in self._databases.items():
-            if not database.changed():
-                continue
-            try:
-                database.topic()
-            except Removed as error:
-                raise Unavailable(f"channel {channel}", "it was removed while it was read") from error
-            bounds, start = database.bounds(), self._start[channel]
-            for partition, (first, end) in bounds.items():
-                if self._only is None or (channel, partition) in self._only:
-                    self._positions.setdefault((channel, partition), start.get(partition, first))
-                    self._ends[channel, partition] = end
-            for partition, offset in start.items():
-                wanted = self._only is None or (channel, partition) in self._only
-                if partition not in bounds and offset > 0 and wanted:
-                    raise beyond(channel, partition, offset, 0)

@@ -354,10 +354,14 @@ class Database(Connection):
             (offset + len(rows), appended, partition),
         )
 
-    def read(self, partition: int, offset: int, most: int) -> tuple[list[Entry], int]:
-        """Entries from an offset on, and where reading goes on. Raises Unaccounted at what is damaged or not kept."""
+    def read(self, partition: int, offset: int | None, most: int) -> tuple[list[Entry], int]:
+        """Entries from an offset or from the beginning, and where reading goes on.
+
+        Raises Unaccounted at what is damaged or not kept.
+        """
         with self.snapshot():
             first, next = self.bounds().get(partition, (0, 0))
+            offset = first if offset is None else offset
             if offset < first:
                 raise overtaken(self.channel, partition, offset, first)
             if offset > next:
