@@ -154,10 +154,14 @@ def test_a_channel_of_an_earlier_format_is_refused_and_not_ignored(files: Sqlite
 
 def test_what_was_left_half_made_goes(files: SqliteChannels) -> None:
     files.ensure([Topic("a")])
-    (files.folder / ".half.new" / "0").mkdir(parents=True)
+    (files.folder / "b").mkdir()
+    (files.folder / "b" / ".new").write_bytes(b"half")
     (files.folder / ".removed-half" / "0").mkdir(parents=True)
-    files.ensure([Topic("b")])
+    assert files.names() == ["a"]
+    assert files.ensure([Topic("b")]).made == ("b",)
     assert {path.name for path in files.folder.iterdir()} == {".lock", "a", "b"}
+    assert [path.suffix for path in (files.folder / "b").glob("[!.]*.db")] == [".db"]
+    assert not (files.folder / "b" / ".new").exists()
 
 
 def test_who_asks_for_a_group_that_is_not_there_leaves_nothing(files: SqliteChannels) -> None:

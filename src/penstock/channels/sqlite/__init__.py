@@ -18,15 +18,17 @@ from penstock.channels.common import differences, posting, spelled
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.channels.log_reader import LogReader
 from penstock.channels.sqlite.database import (
+    CHANNEL_LOCK,
     COMPACT_AFTER,
     GROUPS,
     Connection,
     Database,
-    Removed,
     compact_after,
-    connect,
+    creating,
     damaged,
     locked,
+    make_tables,
+    sync_folder,
     translating,
 )
 from penstock.channels.sqlite.sending import SqliteSender
@@ -65,7 +67,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OLD_FORMAT = "meta.json"
 """A file that each channel had before channels were SQLite databases."""
 _LOCK, _HELD = ".lock", "held"
-_REMOVED, _NEW = ".removed-", ".new"
+_REMOVED = ".removed-"
 _SHORTEST, _LONGEST = 0.001, 0.02
 """Seconds between two polls."""
 
@@ -118,14 +120,14 @@ class SqliteChannels(LeasedGroups):
         self._check_folder()
         with translating(self.folder):
             self.folder.mkdir(exist_ok=True)
-            with self._alone():
+            with _alone(self.folder / _LOCK):
                 self._sweep()
                 for topic in topics:
                     if self._file(topic.name) is None:
                         self._make(topic)
                         made.append(topic.name)
                     with closing(self._open(topic.name)) as database:
-                        _, here = database.topic()
+                        here = database.topic()
                         if here.partitions < topic.partitions:
                             database.extend(topic.partitions)
                             extended.append(topic.name)
@@ -142,29 +144,21 @@ class SqliteChannels(LeasedGroups):
 
     def topic(self, channel: str) -> Topic:
         with closing(self._open(channel)) as database:
-            return database.topic()[1]
+            return database.topic()
 
     def topic_id(self, channel: str) -> str:
         with closing(self._open(channel)) as database:
-            return database.topic()[0]
+            return database.path.stem
 
     def remove(self, channel: str) -> None:
         """Destroy a channel, also a damaged one. Senders that are writing to it finish first."""
-        with translating(self.folder):
-            file = self._file(channel)
-            if file is None:
-                raise self._absent(channel)
-            with self._alone():
-                try:
-                    with closing(Database(file, self.sync)) as database:
-                        database.mark_removed()
-                except Removed:
-                    raise self._absent(channel) from None
-                except PenstockError:
-                    pass  # It is damaged: no process can use it.
+        self._require(channel)
+        with translating(self.folder), _alone(self.folder / _LOCK):
+            # Connections that are open notice that their file is gone.
+            with _alone(self._require(channel).with_name(CHANNEL_LOCK)):
                 self._folder_of(channel).rename(self.folder / f"{_REMOVED}{uuid.uuid4().hex}")
-                _sync_folder(self.folder)
-                self._sweep()
+            sync_folder(self.folder)
+            self._sweep()
         self.forget_channel(channel)
 
     def size(self, channel: str) -> int:
@@ -233,9 +227,8 @@ class SqliteChannels(LeasedGroups):
         path = self.folder / GROUPS
         with translating(path):
             if not path.exists():
-                with self._alone():
-                    self._make_groups(path)
-            with self._groups(path) as connection, connection.transaction():
+                self._make_groups(path)
+            with closing(Connection(path, self.folder / _LOCK, sync=True)) as connection, connection.transaction():
                 row = connection.db.execute("SELECT standing FROM groups WHERE name = ?", (group,)).fetchone()
                 before = row[0] if row else None
                 state = _parse(path, before)
@@ -245,28 +238,19 @@ class SqliteChannels(LeasedGroups):
         return result
 
     def _make_groups(self, path: Path) -> None:
-        new = path.with_name(f"{path.name}-new")
-        if path.exists():
-            return
-        new.unlink(missing_ok=True)
-        with closing(connect(f"{new.absolute().as_uri()}?mode=rwc")) as db:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("CREATE TABLE groups (name TEXT PRIMARY KEY, standing BLOB NOT NULL)")
-        new.rename(path)
-        _sync_folder(self.folder)
+        with _alone(self.folder / _LOCK):
+            if not path.exists():
+                with creating(path) as db:
+                    db.execute("BEGIN")
+                    db.execute("CREATE TABLE groups (name TEXT PRIMARY KEY, standing BLOB NOT NULL)")
 
     def group_states(self) -> tuple[Mapping[str, GroupState], Micros]:
         path, now = self.folder / GROUPS, SystemClock().now()
         if not path.exists():
             return {}, now
-        with translating(path), self._groups(path) as connection:
+        with translating(path), closing(Connection(path, self.folder / _LOCK, sync=True)) as connection:
             rows = connection.db.execute("SELECT name, standing FROM groups").fetchall()
         return {name: _parse(path, document) for name, document in rows}, now
-
-    @contextmanager
-    def _groups(self, path: Path) -> Iterator[Connection]:
-        with closing(Connection(path, self.folder / _LOCK, sync=True)) as connection:
-            yield connection
 
     # --- files
 
@@ -286,10 +270,7 @@ class SqliteChannels(LeasedGroups):
         return next(folder.glob("*.db"), None)
 
     def _open(self, channel: str) -> Database:
-        with translating(self.folder):
-            file = self._file(channel)
-        if file is None:
-            raise self._absent(channel)
+        file = self._require(channel)
         try:
             database = Database(file, self.sync)
         except PenstockError:
@@ -302,6 +283,12 @@ class SqliteChannels(LeasedGroups):
             raise self._absent(channel)
         return database
 
+    def _require(self, channel: str) -> Path:
+        with translating(self.folder):
+            if (file := self._file(channel)) is None:
+                raise self._absent(channel)
+            return file
+
     def _absent(self, channel: str) -> Unavailable:
         return Unavailable(f"channel {channel}", f"there is no such channel in {self.folder}")
 
@@ -313,32 +300,28 @@ class SqliteChannels(LeasedGroups):
             # It is not created: where a disk is not mounted, the records would go to another one.
             raise Misconfigured(location, f"there is no folder {self.folder.parent}", "create it, or give another one")
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        opened = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            with locked(opened):
-                yield
-        finally:
-            os.close(opened)
-
     def _make(self, topic: Topic) -> None:
-        id = uuid.uuid4().hex
-        new = self.folder / f".{id}{_NEW}"
-        new.mkdir()
-        try:
-            Database.make(new / f"{id}.db", id, topic)
-            _sync_folder(new)
-            new.rename(self._folder_of(topic.name))
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-        _sync_folder(self.folder)
+        folder = self._folder_of(topic.name)
+        folder.mkdir(exist_ok=True)
+        sync_folder(self.folder)
+        with creating(folder / f"{uuid.uuid4().hex}.db") as db:
+            make_tables(db, topic)
 
     def _sweep(self) -> None:
-        """Delete removed channels, and those whose creation was interrupted."""
-        for rest in (*self.folder.glob(f"{_REMOVED}*"), *self.folder.glob(f".*{_NEW}")):
+        """Delete what is left of removed channels."""
+        for rest in self.folder.glob(f"{_REMOVED}*"):
             shutil.rmtree(rest)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process or thread has this lock."""
+    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with locked(opened):
+            yield
+    finally:
+        os.close(opened)
 
 
 def _parse(path: Path, document: bytes | None) -> GroupState:
@@ -364,15 +347,6 @@ def _differences(here: Topic, wanted: Topic) -> Iterator[str]:
         yield f"channel {here.name} has {COMPACT_AFTER}={spelled(after)}, and {declared} is declared"
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
 # --- reading
 
 
@@ -388,14 +362,12 @@ class SqliteLog:
         if channel not in self._databases:
             self._databases[channel] = self._open(channel)
         database = self._databases[channel]
+        if not database.path.exists():
+            raise Unavailable(f"channel {channel}", "it was removed while it was read")
         if not database.changed():
             return None
         self._pause = _SHORTEST
-        try:
-            id, _ = database.topic()
-        except Removed as error:
-            raise Unavailable(f"channel {channel}", "it was removed while it was read") from error
-        return id, database.bounds()
+        return database.path.stem, database.bounds()
 
     def read(self, channel: str, partition: int, offset: int | None, most: int) -> tuple[str, Sequence[Entry], int]:
         database = self._databases[channel]

@@ -8,12 +8,14 @@ import errno
 import fcntl
 import os
 import sqlite3
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import accumulate, pairwise
+from math import inf
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -30,7 +32,7 @@ from penstock.core.record import Headers, Record
 
 COMPACT_AFTER = "compact.after"
 """The setting of a compacted channel: how long a record stays after a later record of its key replaced it."""
-GROUPS = ".groups.db"
+GROUPS, CHANNEL_LOCK = ".groups.db", "lock"
 _HOUR = timedelta(hours=1)
 _TOMBSTONES = timedelta(days=1)
 """How long the deletion of a key stays, so that slow readers see it."""
@@ -43,15 +45,17 @@ _LARGEST = 900_000_000
 """Bytes of one record; SQLite takes 10^9 in a row."""
 
 _SCHEMA = """
+BEGIN;
 CREATE TABLE channel (
-    id TEXT NOT NULL, partitions INTEGER NOT NULL, retention REAL, compacted INTEGER NOT NULL, config TEXT NOT NULL,
-    removed INTEGER NOT NULL DEFAULT 0, repaired INTEGER NOT NULL DEFAULT 0);
+    partitions INTEGER NOT NULL, retention REAL, compacted INTEGER NOT NULL, config TEXT NOT NULL,
+    repaired INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE partitions (
     partition INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL, appended INTEGER NOT NULL);
 CREATE TABLE records (
     id INTEGER PRIMARY KEY, appended INTEGER NOT NULL, key BLOB, value BLOB, headers BLOB NOT NULL,
     checksum INTEGER NOT NULL);
 """
+_ROWS = "SELECT id, appended, key, value, headers, checksum FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
 _OFFSET_BITS = 40
 _OFFSETS = (1 << _OFFSET_BITS) - 1
 """The id of a record is its partition and its offset."""
@@ -64,7 +68,11 @@ def connect(uri: str) -> sqlite3.Connection:
 
 
 class Removed(Unavailable):
-    """Raised when the channel of an open database was removed."""
+    """Raised when an open database was removed."""
+
+
+class Damage(Exception):
+    """A record is missing, or has a wrong checksum."""
 
 
 # --- errors
@@ -117,6 +125,8 @@ def damaged(path: Path, why: str) -> Unaccounted:
 def translating(path: Path) -> Iterator[None]:
     try:
         yield
+    except Damage as error:
+        raise damaged(path, str(error)) from error
     except (sqlite3.Error, OSError) as error:
         raise translate(path, error) from error
 
@@ -169,7 +179,11 @@ def _checksum(id: int, appended: Micros, content: int) -> int:
     return content ^ (id & 0xFFFFFFFF) ^ (id >> 32) ^ (appended & 0xFFFFFFFF) ^ (appended >> 32)
 
 
-def is_intact(row: tuple[int, Micros, bytes | None, bytes | None, bytes, int]) -> bool:
+StoredRow = tuple[int, Micros, bytes | None, bytes | None, bytes, int]
+"""Id, time, key, value, headers and checksum."""
+
+
+def is_intact(row: StoredRow) -> bool:
     id, appended, key, value, headers, checksum = row
     try:
         return _checksum(id, appended, crc32(headers, crc32(value or b"", crc32(key or b"")))) == checksum
@@ -185,7 +199,59 @@ def partition_and_offset(id: int) -> tuple[int, int]:
     return id >> _OFFSET_BITS, id & _OFFSETS
 
 
+def stored_rows(db: sqlite3.Connection, id: int, end: int, most: int = -1) -> Iterator[StoredRow]:
+    """The records from an id up to another one, intact or not."""
+    return db.execute(_ROWS, (id, end, most))
+
+
+def intact_rows(
+    db: sqlite3.Connection, partition: int, offset: int, end: int, complete: bool, most: int = 1 << _OFFSET_BITS
+) -> Iterator[tuple[int, StoredRow]]:
+    """Up to `most` records from an offset on, with their offsets. Raises Damage where one is damaged.
+
+    `complete`: all offsets up to the end have a record.
+    """
+    left = most
+    for row in stored_rows(db, id_of(partition, offset), id_of(partition, end), most):
+        _, found = partition_and_offset(row[0])
+        if complete and found != offset:
+            break
+        if not is_intact(row):
+            raise Damage(f"offset {found} of partition {partition} has a wrong checksum")
+        yield found, row
+        offset, left = found + 1, left - 1
+    if complete and left and offset < end:
+        raise Damage(f"offset {offset} of partition {partition} is missing")
+
+
 # --- databases
+
+
+@contextmanager
+def creating(path: Path) -> Iterator[sqlite3.Connection]:
+    """Create a database in one transaction. It is at `path`, and survives a power cut, when the block is left."""
+    new = path.with_name(".new")
+    with translating(path):
+        new.unlink(missing_ok=True)
+        with closing(connect(f"{new.absolute().as_uri()}?mode=rwc")) as db:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("PRAGMA journal_mode = OFF")  # Nothing reads an unfinished file.
+            yield db
+            db.execute("COMMIT")
+            db.execute("PRAGMA journal_mode = WAL")
+        for ending in ("-wal", "-shm"):  # Those of a damaged database that this one replaces.
+            path.with_name(f"{path.name}{ending}").unlink(missing_ok=True)
+        new.rename(path)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 class Connection:
@@ -197,29 +263,22 @@ class Connection:
     def __init__(self, path: Path, lock: Path, sync: bool, connect: Connect = connect) -> None:
         self.path = path
         self._failed: PenstockError | None = None
-        with translating(path):
+        with translating(path), ExitStack() as opened:
+            self.db = opened.enter_context(closing(connect(f"{path.absolute().as_uri()}?mode=rw")))
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                self.db = connect(f"{path.absolute().as_uri()}?mode=rw")
-                try:
-                    self.db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
-                    self.db.execute("PRAGMA wal_autocheckpoint = 4000")
-                    self.db.execute("PRAGMA journal_size_limit = 16777216")
-                    self.db.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # This opens the WAL.
-                except BaseException:
-                    self.db.close()
-                    raise
-            except BaseException:
-                os.close(self._lock)
-                raise
+            opened.callback(os.close, self._lock)
+            self.db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+            self.db.execute("PRAGMA wal_autocheckpoint = 4000")
+            self.db.execute("PRAGMA journal_size_limit = 16777216")
+            self.db.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # This opens the WAL.
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        self.db.close()
-        os.close(self._lock)
+        self._opened.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write in one transaction; it is safe when the block is left.
+        """Write in one transaction; it is safe when the block is left. Raises Removed.
 
         An I/O error is final: the kernel may have dropped what could not be written, and a second sync would succeed
         all the same.
@@ -227,6 +286,8 @@ class Connection:
         if self._failed is not None:
             raise self._failed
         with translating(self.path), locked(self._lock):
+            if not self.path.exists():
+                raise Removed(f"channels in {self.path.parent}", "it was removed")
             try:
                 self.db.execute("BEGIN IMMEDIATE")
                 yield
@@ -266,46 +327,21 @@ class Database(Connection):
     """The database of one channel."""
 
     def __init__(self, path: Path, sync: bool, connect: Connect = connect) -> None:
-        super().__init__(path, path.with_name("lock"), sync, connect)
+        super().__init__(path, path.with_name(CHANNEL_LOCK), sync, connect)
         self.channel = path.parent.name
         self._version = -1
 
-    @staticmethod
-    def make(path: Path, id: str, topic: Topic) -> None:
-        with translating(path), closing(connect(f"{path.absolute().as_uri()}?mode=rwc")) as db:
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(_SCHEMA)
-            keep = topic.retention.total_seconds() if topic.retention is not None else None
-            config = {name: value for name, value in topic.config.items() if name == COMPACT_AFTER}
-            facts = id, topic.partitions, keep, topic.compacted, orjson.dumps(config).decode()
-            db.execute("BEGIN")
-            db.execute(
-                "INSERT INTO channel (id, partitions, retention, compacted, config) VALUES (?, ?, ?, ?, ?)", facts
-            )
-            _add_partitions(db, 0, topic.partitions)
-            db.execute("COMMIT")
-
     # --- the channel
 
-    def topic(self) -> tuple[str, Topic]:
-        """The id of the channel, and how it was declared. Raises Removed."""
+    def topic(self) -> Topic:
+        """The channel as it was declared."""
         with translating(self.path):
-            id, topic, removed = load_topic(self.db, self.path)
-        if removed:
-            raise Removed(f"channel {self.channel}", "it was removed")
-        return id, topic
+            return load_topic(self.db, self.path)
 
     def extend(self, partitions: int) -> None:
         with self.transaction():
-            _, topic = self.topic()
-            _add_partitions(self.db, topic.partitions, partitions)
+            _add_partitions(self.db, self.topic().partitions, partitions)
             self.db.execute("UPDATE channel SET partitions = ?", (partitions,))
-
-    def mark_removed(self) -> None:
-        """Let all open connections see that the channel is gone."""
-        with self.transaction():
-            self.db.execute("UPDATE channel SET removed = 1")
 
     def changed(self) -> bool:
         """Whether another connection has written since the last call."""
@@ -329,7 +365,7 @@ class Database(Connection):
     def append(self, rows: Sequence[Row], now: Micros) -> Topic:
         """Append in order, in one transaction; the topic as it is now."""
         with self.transaction():
-            _, topic = self.topic()
+            topic = self.topic()
             split: dict[int, list[Row]] = defaultdict(list)
             for row in rows:
                 split[row.hash % topic.partitions].append(row)
@@ -368,23 +404,11 @@ class Database(Connection):
                 raise beyond(self.channel, partition, offset, next)
             entries: list[Entry] = []
             try:
-                complete = not self.db.execute("SELECT compacted OR repaired FROM channel").fetchone()[0]
-                for row in self.db.execute(
-                    "SELECT id, appended, key, value, headers, checksum FROM records "
-                    "WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
-                    (id_of(partition, offset), id_of(partition, next), most),
-                ):
-                    _, found = partition_and_offset(row[0])
-                    if complete and found != offset:
-                        raise damaged(self.path, f"offset {offset} of partition {partition} is missing")
-                    if not is_intact(row):
-                        raise damaged(self.path, f"offset {found} of partition {partition} has a wrong checksum")
+                for found, row in intact_rows(self.db, partition, offset, next, is_complete(self.db), most):
                     _, appended, key, value, headers, _ = row
                     entries.append(Entry(self.channel, partition, found, appended, key, value, _decode(headers)))
                     offset = found + 1
-                if complete and len(entries) < most and offset < next:
-                    raise damaged(self.path, f"offset {offset} of partition {partition} is missing")
-            except (PenstockError, sqlite3.Error):
+            except (Damage, sqlite3.Error):
                 if not entries:
                     raise
                 return entries, offset  # The next call raises it.
@@ -393,24 +417,18 @@ class Database(Connection):
     def since(self, partition: int, timestamp: Micros) -> int:
         """The offset of the first record that was appended at this time or later; the end if there is none."""
         with self.snapshot():
-            low, end = self.bounds()[partition]
-            high = end
-            while low < high:
-                middle = (low + high) // 2
-                row = self._first(partition, middle, high)
-                if row is not None and row[1] < timestamp:
-                    low = partition_and_offset(row[0])[1] + 1
-                else:
-                    high = middle
-            row = self._first(partition, low, end)
-            return partition_and_offset(row[0])[1] if row is not None else end
+            first, end = self.bounds()[partition]
 
-    def _first(self, partition: int, low: int, high: int) -> tuple[int, Micros] | None:
-        found: tuple[int, Micros] | None = self.db.execute(
-            "SELECT id, appended FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
-            (id_of(partition, low), id_of(partition, high)),
-        ).fetchone()
-        return found
+            def record_at(offset: int) -> tuple[int, float]:
+                """The offset and the time of the first record there or later."""
+                row = self.db.execute(
+                    "SELECT id, appended FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
+                    (id_of(partition, offset), id_of(partition, end)),
+                ).fetchone()
+                return (partition_and_offset(row[0])[1], row[1]) if row else (end, inf)
+
+            found = bisect_left(range(first, end), timestamp, key=lambda offset: record_at(offset)[1])
+            return record_at(first + found)[0]
 
     # --- retention and compaction
 
@@ -430,7 +448,7 @@ class Database(Connection):
 
     def clean(self, now: Micros) -> None:
         """Delete what retention and compaction do not keep. It can be broken off at any time."""
-        _, topic = self.topic()
+        topic = self.topic()
         if topic.retention is not None:
             for partition in range(topic.partitions):
                 self.forget(partition, self.since(partition, now - micros(topic.retention) + 1))
@@ -472,13 +490,26 @@ class Database(Connection):
         return value
 
 
-def load_topic(db: sqlite3.Connection, path: Path) -> tuple[str, Topic, bool]:
-    """The id of a channel, its topic, and whether it was removed."""
-    row = db.execute("SELECT id, partitions, retention, compacted, config, removed FROM channel").fetchone()
+def is_complete(db: sqlite3.Connection) -> bool:
+    """Whether all offsets of a channel have a record."""
+    return not db.execute("SELECT compacted OR repaired FROM channel").fetchone()[0]
+
+
+def make_tables(db: sqlite3.Connection, topic: Topic) -> None:
+    db.executescript(_SCHEMA)
+    keep = topic.retention.total_seconds() if topic.retention is not None else None
+    config = {name: value for name, value in topic.config.items() if name == COMPACT_AFTER}
+    facts = topic.partitions, keep, topic.compacted, orjson.dumps(config).decode()
+    db.execute("INSERT INTO channel (partitions, retention, compacted, config) VALUES (?, ?, ?, ?)", facts)
+    _add_partitions(db, 0, topic.partitions)
+
+
+def load_topic(db: sqlite3.Connection, path: Path) -> Topic:
+    row = db.execute("SELECT partitions, retention, compacted, config FROM channel").fetchone()
     try:
-        id, partitions, keep, compacted, config, removed = row
+        partitions, keep, compacted, config = row
         kept = timedelta(seconds=keep) if keep is not None else None
-        return id, Topic(path.parent.name, partitions, 1, bool(compacted), kept, orjson.loads(config)), bool(removed)
+        return Topic(path.parent.name, partitions, 1, bool(compacted), kept, orjson.loads(config))
     except (TypeError, ValueError, OverflowError) as error:
         raise damaged(path, str(error)) from error
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.channels.sqlite.database import (
-    Database,
+    Damage,
+    StoredRow,
     connect,
+    creating,
     damaged,
     id_of,
+    intact_rows,
+    is_complete,
     is_intact,
     load_topic,
-    partition_and_offset,
+    make_tables,
+    stored_rows,
 )
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unaccounted
-
-_ROWS = "SELECT id, appended, key, value, headers, checksum FROM records WHERE id >= ? AND id < ? ORDER BY id"
-_WRITE = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)"
-
-_Row = tuple[int, int, bytes | None, bytes | None, bytes, int]
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,16 @@ class DamagedLog:
             moved = aside / f"{self.file.parent.parent.name}-{self.channel}-{self.file.stem}"
             return self.file.parent.rename(moved), 0
         copy = self._copy(aside)
-        new = self.file.with_name(f"{self.file.name}.new")
-        new.unlink(missing_ok=True)
-        with closing(_tolerant(self.file)) as old:
-            id, partitions, topic = _describe(old, self.file)
-            Database.make(new, id, topic)
-            with closing(connect(new.absolute().as_uri())) as db:
-                db.execute("BEGIN")
-                db.execute("UPDATE channel SET repaired = 1")
-                db.executemany(
-                    "UPDATE partitions SET first = ?, next = ?, appended = ? WHERE partition = ?", partitions
-                )
-                left = 0
-                for first, next, _, partition in partitions:
-                    for row in _salvaged(old, id_of(partition, first), id_of(partition, next)):
-                        db.execute(_WRITE, row)
-                        left += 1
-                db.execute("COMMIT")
-        for ending in ("-wal", "-shm"):
-            self.file.with_name(f"{self.file.name}{ending}").unlink(missing_ok=True)
-        new.replace(self.file)
+        left = 0
+        with creating(self.file) as db, closing(_tolerant(self.file)) as old:
+            partitions, topic = _describe(old, self.file)
+            make_tables(db, topic)
+            db.execute("UPDATE channel SET repaired = 1")
+            db.executemany("UPDATE partitions SET first = ?, next = ?, appended = ? WHERE partition = ?", partitions)
+            for first, next, _, partition in partitions:
+                for row in _salvaged(old, id_of(partition, first), id_of(partition, next)):
+                    db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
+                    left += 1
         return copy, left
 
     def _copy(self, aside: Path) -> Path:
@@ -85,7 +75,7 @@ def damaged_logs(root: Path) -> Iterator[DamagedLog]:
     for file in sorted(root.glob("[!.]*/*.db")):
         try:
             problem = _problem(file)
-        except (sqlite3.Error, Unaccounted) as error:
+        except (Damage, sqlite3.Error, Unaccounted) as error:
             problem = error.reason if isinstance(error, Unaccounted) else str(error)
         if problem:
             yield DamagedLog(file, problem, _is_readable(file))
@@ -96,19 +86,9 @@ def _problem(file: Path) -> str:
         (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             return str(found)
-        _, partitions, topic = _describe(db, file)
-        (repaired,) = db.execute("SELECT repaired FROM channel").fetchone()
-        for first, next, _, partition in partitions:
-            expected = id_of(partition, first)
-            for row in db.execute(_ROWS, (expected, id_of(partition, next))):
-                offset = partition_and_offset(row[0])[1]
-                if not (topic.compacted or repaired) and row[0] != expected:
-                    return f"offset {partition_and_offset(expected)[1]} of partition {partition} is missing"
-                if not is_intact(row):
-                    return f"offset {offset} of partition {partition} has a wrong checksum"
-                expected = row[0] + 1
-            if not (topic.compacted or repaired) and expected != id_of(partition, next):
-                return f"offset {partition_and_offset(expected)[1]} of partition {partition} is missing"
+        for first, next, _, partition in _describe(db, file)[0]:
+            for _ in intact_rows(db, partition, first, next, is_complete(db)):
+                pass
     return ""
 
 
@@ -128,37 +108,29 @@ def _tolerant(file: Path) -> sqlite3.Connection:
     return db
 
 
-def _describe(db: sqlite3.Connection, file: Path) -> tuple[str, list[tuple[int, int, int, int]], Topic]:
-    """The id, the partitions (first offset, next offset, newest time, number) and the topic of a channel."""
-    id, topic, _ = load_topic(db, file)
+def _describe(db: sqlite3.Connection, file: Path) -> tuple[list[tuple[int, int, int, int]], Topic]:
+    """The partitions (first offset, next offset, newest time, number) and the topic of a channel."""
+    topic = load_topic(db, file)
     partitions = db.execute("SELECT first, next, appended, partition FROM partitions ORDER BY partition").fetchall()
     if [row[-1] for row in partitions] != list(range(topic.partitions)):
         raise damaged(file, "its partitions are not all there")
-    return id, partitions, topic
+    return partitions, topic
 
 
-def _salvaged(db: sqlite3.Connection, id: int, end: int) -> Iterator[_Row]:
+def _salvaged(db: sqlite3.Connection, id: int, end: int) -> Iterator[StoredRow]:
     """The intact records up to an end."""
     while id < end:
         try:
-            for row in db.execute(_ROWS, (id, end)):
+            for row in stored_rows(db, id, end):
                 id = row[0] + 1
                 if is_intact(row):
                     yield row
             return
         except sqlite3.Error:
             # Records behind damaged pages can only be found one by one.
-            while id < end and (row := _row(db, id)) is None:
+            found: list[StoredRow] = []
+            while id < end and not found:
+                with suppress(sqlite3.Error):
+                    found = list(stored_rows(db, id, id + 1))
                 id += 1
-            if row is not None:
-                if is_intact(row):
-                    yield row
-                id += 1
-
-
-def _row(db: sqlite3.Connection, id: int) -> _Row | None:
-    try:
-        found: _Row | None = db.execute(_ROWS, (id, id + 1)).fetchone()
-    except sqlite3.Error:
-        return None
-    return found
+            yield from filter(is_intact, found)
