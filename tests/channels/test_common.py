@@ -32,7 +32,7 @@ HERE = Topic("x", 3, replicas=1, retention=timedelta(hours=36))
 
 def test_what_is_as_it_is_declared_has_none() -> None:
     assert list(differences(HERE, replace(HERE, replicas=None), "here")) == []
-    assert list(differences(HERE, replace(HERE, partitions=5, config={"a": "1"}), "here", ["a"])) == []
+    assert list(differences(HERE, replace(HERE, partitions=5, config={"a": "1"}), "here", {"a": "1 hour"})) == []
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_is_as_it_is_declared_has_none() -> None:
     ],
 )
 def test_each_is_told_in_a_sentence(wanted: Topic, said: str) -> None:
-    assert list(differences(HERE, wanted, "here", ["a", "b"])) == [said]
+    assert list(differences(HERE, wanted, "here", {"a": "1 hour", "b": "1 hour"})) == [said]
 
 
 def test_memory_tells_what_it_does_not_know() -> None:

@@ -303,13 +303,13 @@ def message(partition: int, value: int) -> Message:
 
 def test_what_was_gathered_of_a_partition_that_goes_away_is_not_handed_over() -> None:
     script = Scripted(message(0, 1), message(1, 2), between=lambda: polled.drop({("t", 0)}))
-    polled = Polled(script, entry_of)
+    polled = Polled(cast(Consumer, script), entry_of)
     assert numbers(polled.read(10, 0)) == [2]
 
 
 def test_to_hear_the_client_again_and_again_gathers_one_message() -> None:
     script = Scripted(*(message(0, n) for n in range(100)))
-    polled = Polled(script, entry_of)
+    polled = Polled(cast(Consumer, script), entry_of)
     for _ in range(50):
         assert polled.read(0, 0) == []
     assert script.poll(0) is None
@@ -322,7 +322,7 @@ def test_a_fault_comes_after_what_came_before_it() -> None:
             raise Unavailable("Kafka", "on purpose")
         return entry_of(message)
 
-    polled = Polled(Scripted(*(message(0, n) for n in range(1, 4))), entry)
+    polled = Polled(cast(Consumer, Scripted(*(message(0, n) for n in range(1, 4)))), entry)
     assert numbers(polled.read(10, 0)) == [1, 3]
     with pytest.raises(Unavailable, match="on purpose"):
         polled.read(10, 0)
@@ -333,7 +333,7 @@ def test_what_is_lost_is_told_at_every_read() -> None:
     def entry(_: Message) -> Entry:
         raise Unaccounted("t", (), "gone")
 
-    polled = Polled(Scripted(message(0, 1)), entry)
+    polled = Polled(cast(Consumer, Scripted(message(0, 1))), entry)
     for _ in range(3):
         with pytest.raises(Unaccounted, match="gone"):
             polled.read(10, 0)

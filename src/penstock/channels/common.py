@@ -1,16 +1,19 @@
-"""What binders have in common: errors, differences from a declaration, the encoding of a record, and a poster."""
+"""What binders have in common: errors, differences from a declaration, records as bytes, threads, and a poster."""
 
 import asyncio
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import timedelta
 from itertools import groupby
+from types import MappingProxyType
+from typing import Any
 
+from penstock.core.clock import duration
 from penstock.core.contracts import Sender, Topic
-from penstock.core.errors import PenstockError, Refused, Unaccounted
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted
 from penstock.core.record import Headers, Record
 
 
@@ -34,8 +37,24 @@ def beyond(channel: str, partition: int, stands: int, end: int) -> Unaccounted:
     return Unaccounted(channel, (), why)
 
 
-def differences(here: Topic, wanted: Topic, who: str, settings: Collection[str] = ()) -> Iterator[str]:
-    """A sentence for each difference, for binders with one copy of each record; `settings` are those of the binder."""
+def durations(topic: Topic, settings: Mapping[str, str]) -> dict[str, timedelta]:
+    """The settings of a topic that are durations; `settings` has their defaults. Raises Misconfigured."""
+    found = {}
+    for setting, default in settings.items():
+        try:
+            found[setting] = duration(topic.config.get(setting, default))
+        except ValueError as error:
+            raise Misconfigured(f"channel {topic.name}, {setting}", str(error)) from error
+    return found
+
+
+def differences(
+    here: Topic, wanted: Topic, who: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    """A sentence for each difference, for binders with one copy of each record.
+
+    `settings`: the binder's settings of compacted channels, durations with their defaults.
+    """
     channel = f"channel {here.name}"
     if wanted.replicas is not None and wanted.replicas > 1:
         yield f"{channel} has 1 copy, and {wanted.replicas} replicas are declared"
@@ -48,6 +67,12 @@ def differences(here: Topic, wanted: Topic, who: str, settings: Collection[str] 
     for word in wanted.config:
         if word not in settings:
             yield f"{channel} has no {word}, which is declared: {who} knows {' and '.join(settings) or 'no settings'}"
+    if here.compacted and wanted.compacted:
+        declared = durations(wanted, settings)
+        for setting, there in durations(here, settings).items():
+            if there != declared[setting]:
+                value = wanted.config.get(setting, "nothing")
+                yield f"{channel} has {setting}={spelled(there)}, and {value} is declared"
 
 
 def spelled(span: timedelta) -> str:
@@ -152,10 +177,41 @@ def settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
         future.set_exception(error)
 
 
+# --- threads
+
+
+@contextmanager
+def in_thread(
+    name: str, main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+) -> Iterator[Callable[[asyncio.Event], None]]:
+    """Run `main(stop)` in a thread with its own event loop. At the end of the block, set `stop` and wait for its end.
+
+    Yields a function that sets an event of this loop.
+    """
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    def set_event(event: asyncio.Event) -> None:
+        with suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(event.set)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(main(stop))
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield set_event
+    finally:
+        set_event(stop)
+        thread.join()
+
+
 # --- figures
 
 _MOST = 10_000
 _AT_THE_END = 2.0
+"""Seconds to send what waits at the end; the rest is dropped."""
 
 
 @contextmanager
@@ -163,48 +219,31 @@ def posting(
     sender: Callable[[], AbstractAsyncContextManager[Sender]],
 ) -> Iterator[Callable[[str, bytes, bytes], None]]:
     """`Channels.poster` by a sender in a thread of its own."""
-    poster = _Poster(sender)
-    thread = threading.Thread(target=lambda: asyncio.run(poster.run()), name="poster", daemon=True)
-    thread.start()
-    poster.started.wait()
-    try:
-        yield poster.post
-    finally:
-        poster.close()
-        thread.join()
+    posts: deque[tuple[str, Record]] = deque(maxlen=_MOST)  # The newest figures replace the oldest.
+    more = asyncio.Event()
 
-
-class _Poster:
-    def __init__(self, sender: Callable[[], AbstractAsyncContextManager[Sender]]) -> None:
-        self._sender = sender
-        self._posts: deque[tuple[str, Record]] = deque(maxlen=_MOST)  # The newest figures replace the oldest.
-        self._more, self._closing = asyncio.Event(), asyncio.Event()
-        self.started = threading.Event()
-
-    def post(self, channel: str, key: bytes, value: bytes) -> None:
-        self._posts.append((channel, Record(value, key=key)))
-        self._loop.call_soon_threadsafe(self._more.set)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._closing.set)
-
-    async def run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.started.set()
-        async with self._sender() as sender:
-            sending_task = asyncio.create_task(self._go(sender))
-            await self._closing.wait()
-            self._more.set()
-            # The rest is cancelled.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(sending_task, _AT_THE_END)
-
-    async def _go(self, sender: Sender) -> None:
-        while self._posts or not self._closing.is_set():
-            self._more.clear()
-            some = [self._posts.popleft() for _ in range(len(self._posts))]
+    async def send_posts(opened: Sender, stop: asyncio.Event) -> None:
+        while posts or not stop.is_set():
+            more.clear()
+            some = [posts.popleft() for _ in range(len(posts))]
             for channel, group in groupby(some, lambda post: post[0]):
                 with suppress(PenstockError):
-                    await sender.send(channel, [record for _, record in group])
-            if not self._posts and not self._closing.is_set():
-                await self._more.wait()
+                    await opened.send(channel, [record for _, record in group])
+            if not posts and not stop.is_set():
+                await more.wait()
+
+    async def run(stop: asyncio.Event) -> None:
+        async with sender() as opened:
+            sending = asyncio.create_task(send_posts(opened, stop))
+            await stop.wait()
+            more.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(sending, _AT_THE_END)
+
+    with in_thread("poster", run) as set_event:
+
+        def post(channel: str, key: bytes, value: bytes) -> None:
+            posts.append((channel, Record(value, key=key)))
+            set_event(more)
+
+        yield post

@@ -9,15 +9,16 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import orjson
 
+from penstock.channels.common import posting
 from penstock.core.clock import Micros, micros
-from penstock.core.contracts import ChannelPartition, Entry, Group, Offsets, Reader, RebalanceListener
+from penstock.core.contracts import ChannelPartition, Entry, Group, Offsets, Reader, RebalanceListener, Sender
 from penstock.core.errors import Unavailable
 
 Answer = TypeVar("Answer")
@@ -179,7 +180,7 @@ def _move(
 
 
 class LeasedGroups(ABC):
-    """A base class that gives a binder groups. The binder keeps their states, and changes them atomically."""
+    """A base class that gives a binder groups and a poster. The binder changes the states of groups atomically."""
 
     lease: timedelta
 
@@ -198,6 +199,12 @@ class LeasedGroups(ABC):
 
     @abstractmethod
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
+
+    @abstractmethod
+    def sender(self) -> AbstractAsyncContextManager[Sender]: ...
+
+    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
+        return posting(self.sender)
 
     def elapsed(self) -> float:
         return time.monotonic()

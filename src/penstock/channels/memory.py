@@ -122,10 +122,6 @@ class MemoryChannels(LeasedGroups):
         yield _Sender(self)
 
     @contextmanager
-    def poster(self) -> Iterator[Callable[[str, bytes, bytes], None]]:
-        yield lambda channel, key, value: void(self.append(channel, value, key))
-
-    @contextmanager
     def reader(
         self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator[LogReader]:
@@ -159,9 +155,6 @@ class MemoryChannels(LeasedGroups):
                 raise Unavailable(f"channel {channel}", f"there is no such channel in {self.where}")
             self._channels[channel] = _Channel(Topic(channel, self._partitions))
         return self._channels[channel]
-
-
-def void(_: object) -> None: ...
 
 
 class _Channel:

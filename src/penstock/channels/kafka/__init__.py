@@ -97,9 +97,8 @@ class Kafka:
 
     def limit(self, channel: str) -> int | None:
         """The largest record in bytes, with headers and framing; None if we are not allowed to read it."""
-        with translating(self.servers):
-            checked = self._limit(channel)
-        return None if checked is None else min(checked, LARGEST)
+        limit = self._ask(lambda admin: topics.limit(admin, channel))
+        return None if limit is None else min(limit, LARGEST)
 
     def alter(self, channel: str, settings: Mapping[str, str]) -> None:
         """Change settings of a channel, by their names in Kafka."""
@@ -116,7 +115,7 @@ class Kafka:
 
     @asynccontextmanager
     async def sender(self) -> AsyncIterator[KafkaSender]:
-        sender = KafkaSender(self._producer, self._limit)
+        sender = KafkaSender(self._producer, self.limit)
         try:
             yield sender
         finally:
@@ -185,10 +184,8 @@ class Kafka:
         ends = self.bounds(channel)
         begin = -(-timestamp // 1_000)  # Kafka's times are milliseconds: round up.
         with self._lock, translating(self.servers):
-            querying, requested = (
-                self._query_consumer(),
-                [TopicPartition(channel, partition, begin) for partition in ends],
-            )
+            querying = self._query_consumer()
+            requested = [TopicPartition(channel, partition, begin) for partition in ends]
             found = retry(lambda: checked(querying.offsets_for_times(requested, timeout=10)))
         # A partition without such an entry is read from its end.
         return {at.partition: at.offset if at.offset >= 0 else ends[at.partition][1] for at in found}
@@ -228,10 +225,6 @@ class Kafka:
             return topics.generations(self._admin(), channels, within)
         with self._administering() as admin:
             return topics.generations(admin, channels, within)
-
-    def _limit(self, channel: str) -> int | None:
-        with self._administering() as admin:
-            return topics.limit(admin, channel)
 
     def _query_consumer(self) -> Consumer:
         if self._querying is None:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -57,24 +57,10 @@ _TURN = 0.1
 """Seconds after which a read checks for newly assigned partitions."""
 
 
-class Client(Protocol):
-    """The part of Kafka's consumer that gives messages."""
-
-    def poll(self, timeout: float, /) -> Message | None: ...
-
-    def consume(self, num_messages: int, timeout: float, /) -> list[Message]: ...
-
-    def assignment(self) -> list[TopicPartition]: ...
-
-    def pause(self, partitions: list[TopicPartition], /) -> None: ...
-
-    def resume(self, partitions: list[TopicPartition], /) -> None: ...
-
-
 class Polled:
     """The messages of a client. An error is raised after all entries before it were returned."""
 
-    def __init__(self, client: Client, entry_of: Callable[[Message], Entry | None]) -> None:
+    def __init__(self, client: Consumer, entry_of: Callable[[Message], Entry | None]) -> None:
         self._client, self._entry_of = client, entry_of
         self._gathered: list[Message] = []
         self._paused = False
@@ -99,6 +85,7 @@ class Polled:
                 self._raise()
                 return []
             if len(self._gathered) < most:
+                # It can call `drop`.
                 more = self._client.consume(most - len(self._gathered), 0)
                 self._gathered += more
             if found := self._entries(most):
@@ -249,14 +236,14 @@ def passing(error: KafkaError, topic_partition: ChannelPartition) -> None:
 
 def entry_of(message: Message) -> Entry:
     _, milliseconds = message.timestamp()
+    headers: Any = message.headers() or ()  # Its type says otherwise.
     return Entry(
-        message.topic() or "",
-        message.partition() or 0,
+        *topic_partition_of(message),
         message.offset() or 0,
         milliseconds * 1000,
         _bytes(message.key()),
         _bytes(message.value()),
-        tuple((name, value or b"") for name, value in _pairs(message.headers())),
+        tuple((name, value or b"") for name, value in headers),
     )
 
 
@@ -266,10 +253,6 @@ def lost(channel: str, partition: int, stands: int | None) -> Unaccounted:
         "topic; to read it from its beginning, remove the store or ledger that reads it"
     )
     return Unaccounted(channel, (), why)
-
-
-def _pairs(headers: Any) -> list[tuple[str, bytes | None]]:
-    return headers or []
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:

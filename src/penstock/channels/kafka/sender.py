@@ -83,7 +83,7 @@ class KafkaSender:
                 error = self._usual.producer.list_topics(channel, timeout=5).topics[channel].error
                 if error is None:
                     return self._outlet(self._limit(channel))
-            except (KafkaException, TimeoutError):
+            except (KafkaException, Unavailable):
                 self._closing.wait(0.05)
                 continue
             if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:

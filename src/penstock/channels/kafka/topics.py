@@ -60,15 +60,15 @@ def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> En
         differences += _differences(topic, cluster.topics[topic.name], configs[topic.name])
     if new:
         for result in admin.create_topics(new, operation_timeout=30).values():
-            _unless(
-                result, KafkaError.TOPIC_ALREADY_EXISTS
-            )  # Another process has created it from the same declaration.
+            # Another process has created it from the same declaration.
+            _unless(result, KafkaError.TOPIC_ALREADY_EXISTS)
     if more:
         for result in admin.create_partitions(more, operation_timeout=30).values():
             _unless(result, KafkaError.INVALID_PARTITIONS)
-    _wait_until_visible(
-        admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more}
-    )
+    if new or more:
+        _wait_until_visible(
+            admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more}
+        )
     return EnsureResult(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
 
 
@@ -90,14 +90,13 @@ def _wait_until_visible(admin: AdminClient, partitions: Mapping[str, int]) -> No
     """Wait until the brokers know the new partitions: another broker may have created them."""
 
     def check() -> None:
-        found = admin.list_topics(timeout=ANSWER).topics if partitions else {}
+        found = admin.list_topics(timeout=ANSWER).topics
         for name, count in partitions.items():
             if name not in found or len(found[name].partitions) < count:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
     retry(check)
-    if partitions:
-        _configs(admin, list(partitions), _SPREADING)
+    _configs(admin, list(partitions), _SPREADING)
 
 
 def describe(admin: AdminClient, name: str) -> Topic:

@@ -3,20 +3,19 @@
 Appends delete what retention does not keep, some at a time: a partition without appends keeps its records.
 """
 
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from penstock.channels.common import beyond, differences, overtaken, posting, spelled, unpack
+from penstock.channels.common import beyond, differences, durations, overtaken, spelled, unpack
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.channels.log_reader import LogReader
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_of
 from penstock.channels.redis.sender import RedisSender
-from penstock.core.clock import Micros, duration, micros
+from penstock.core.clock import Micros, micros
 from penstock.core.contracts import (
     ChannelPartition,
     EnsureResult,
@@ -25,7 +24,7 @@ from penstock.core.contracts import (
     Promise,
     Topic,
 )
-from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.errors import Unavailable
 from penstock.core.scan import Bounds
 
 Answer = TypeVar("Answer")
@@ -60,8 +59,8 @@ class RedisChannels(LeasedGroups):
     def __init__(self, url: str, lease: timedelta = LEASE) -> None:
         self._url, self.lease = url, lease
         self._address = Address(url)
-        self._lock = threading.Lock()
-        self._connection: Server | None = None
+        self._server = Server(self._address)
+        """For all queries."""
 
     def __reduce__(self) -> tuple[type["RedisChannels"], tuple[str, timedelta]]:
         return RedisChannels, (self._url, self.lease)
@@ -77,31 +76,31 @@ class RedisChannels(LeasedGroups):
     # --- topics
 
     def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
-        self._server().check()
-        made, extended, differences = [], [], []
+        self._server.check()
+        made, extended, different = [], [], list[str]()
         for topic in topics:
             fields = _fields_of(topic, uuid.uuid4().hex)
             flat = [part for pair in fields.items() for part in pair]
-            done = self._server().one("ensure", [key_of(topic.name), NAMES], topic.partitions, *flat)
+            done = self._server.one("ensure", [key_of(topic.name), NAMES], topic.partitions, *flat)
             if done == b"made":
                 made.append(topic.name)
             elif done == b"extended":
                 extended.append(topic.name)
-            differences += _differences(topic, self.topic(topic.name))
-        return EnsureResult(tuple(made), tuple(extended), tuple(differences))
+            different += differences(self.topic(topic.name), topic, "Redis", _SETTINGS)
+        return EnsureResult(tuple(made), tuple(extended), tuple(different))
 
     def names(self) -> list[str]:
-        return self._server().members(NAMES)
+        return self._server.members(NAMES)
 
     def topic(self, channel: str) -> Topic:
-        return _topic_of(channel, _held(self._server(), channel))
+        return _topic_of(channel, _held(self._server, channel))
 
     def topic_id(self, channel: str) -> str:
-        return _held(self._server(), channel)["id"].decode()
+        return _held(self._server, channel)["id"].decode()
 
     def remove(self, channel: str) -> None:
-        if self._server().one("remove", [key_of(channel), NAMES]) is None:
-            raise _absent(self._server(), channel)
+        if self._server.one("remove", [key_of(channel), NAMES]) is None:
+            raise _absent(self._server, channel)
         self.forget_channel(channel)
 
     # --- in
@@ -114,9 +113,6 @@ class RedisChannels(LeasedGroups):
         finally:
             await sender.close()
 
-    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
-        return posting(self.sender)
-
     # --- out
 
     @contextmanager
@@ -127,40 +123,30 @@ class RedisChannels(LeasedGroups):
             yield LogReader(RedisLog(server), start, only)
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        return _bounds_of(_held(self._server(), channel))
+        return _bounds_of(_held(self._server, channel))
 
     def since(self, channel: str, timestamp: Micros) -> Offsets:
-        found = self._server().one("since", [key_of(channel)], timestamp)
+        found = self._server.one("since", [key_of(channel)], timestamp)
         if found is None:
-            raise _absent(self._server(), channel)
+            raise _absent(self._server, channel)
         return dict(enumerate(found))
 
     # --- groups
 
     def group_states(self) -> tuple[Mapping[str, GroupState], Micros]:
-        documents, now = self._server().groups()
+        documents, now = self._server.groups()
         return {name: GroupState.loads(document) for name, document in documents.items()}, now
 
     def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
         """Change the state of a group; retry when another process has changed it."""
-        server = self._server()
         while True:
-            documents, now = server.groups(group)
+            documents, now = self._server.groups(group)
             before = documents.get(group, b"")
             state = GroupState.loads(before)
             answer = change(state, now)
             after = state.dumps() if state.exists(now) else b""
-            if after == before or server.one("swap", [GROUPS], group, before, after):
+            if after == before or self._server.one("swap", [GROUPS], group, before, after):
                 return answer
-
-    # --- the client
-
-    def _server(self) -> Server:
-        """One connection for all queries."""
-        with self._lock:
-            if self._connection is None:
-                self._connection = Server(self._address)
-            return self._connection
 
 
 def _held(server: Server, channel: str) -> dict[str, bytes]:
@@ -182,8 +168,9 @@ def _bounds_of(held: Mapping[str, bytes]) -> Bounds:
 
 # --- topics: a hash for each, with times in microseconds
 
-_SETTINGS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions", "1 day")}
+_SETTINGS = {"compaction.lag": "1 hour", "deletions.keep": "1 day"}
 """Settings of compacted channels: how long a replaced record stays, and how long the deletion of a key does."""
+_FIELDS = {"compaction.lag": "lag", "deletions.keep": "deletions"}
 
 
 def _fields_of(topic: Topic, generation: str) -> dict[str, str]:
@@ -191,11 +178,7 @@ def _fields_of(topic: Topic, generation: str) -> dict[str, str]:
     if topic.retention is not None:
         found["keep"] = str(micros(topic.retention))
     if topic.compacted:
-        for setting, (name, usual) in _SETTINGS.items():
-            try:
-                found[name] = str(micros(duration(topic.config.get(setting, usual))))
-            except ValueError as error:
-                raise Misconfigured(f"channel {topic.name}, {setting}", str(error)) from error
+        found |= {_FIELDS[setting]: str(micros(span)) for setting, span in durations(topic, _SETTINGS).items()}
     return found
 
 
@@ -206,22 +189,8 @@ def _topic_of(name: str, held: Mapping[str, bytes]) -> Topic:
         1,
         "lag" in held,
         _span(held["keep"]) if "keep" in held else None,
-        {setting: spelled(_span(held[of_it])) for setting, (of_it, _) in _SETTINGS.items() if of_it in held},
+        {setting: spelled(_span(held[field])) for setting, field in _FIELDS.items() if field in held},
     )
-
-
-def _differences(declared: Topic, there: Topic) -> list[str]:
-    """The differences between a channel and its declaration."""
-    found = list(differences(there, declared, "Redis", _SETTINGS))
-    for setting, value in declared.config.items():
-        if (
-            setting in _SETTINGS
-            and there.compacted
-            and declared.compacted
-            and duration(value) != duration(there.config[setting])
-        ):
-            found.append(f"channel {declared.name} has {setting}={there.config[setting]}, and {value} is declared")
-    return found
 
 
 def _span(micros: bytes) -> timedelta:

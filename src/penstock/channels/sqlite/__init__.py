@@ -7,23 +7,22 @@ import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.channels.common import differences, posting, spelled
+from penstock.channels.common import differences, durations
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.channels.log_reader import LogReader
 from penstock.channels.sqlite.database import (
     CHANNEL_LOCK,
-    COMPACT_AFTER,
     GROUPS,
+    SETTINGS,
     Connection,
     Database,
-    compact_after,
     creating,
     damaged,
     locked,
@@ -131,7 +130,7 @@ class SqliteChannels(LeasedGroups):
                         if here.partitions < topic.partitions:
                             database.extend(topic.partitions)
                             extended.append(topic.name)
-                    different += _differences(here, topic)
+                    different += differences(here, topic, "file://", SETTINGS)
         return EnsureResult(tuple(made), tuple(extended), tuple(different))
 
     def names(self) -> list[str]:
@@ -193,9 +192,6 @@ class SqliteChannels(LeasedGroups):
             yield sender
         finally:
             await sender.close()
-
-    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
-        return posting(self.sender)
 
     # --- reading
 
@@ -333,18 +329,10 @@ def _parse(path: Path, document: bytes | None) -> GroupState:
 
 
 def _check_settings(topic: Topic) -> None:
-    compact_after(topic)
+    durations(topic, SETTINGS)
     for name in topic.config:
-        if name != COMPACT_AFTER and (fix := did_you_mean(name, [COMPACT_AFTER], "", cutoff=0.8)):
+        if name not in SETTINGS and (fix := did_you_mean(name, SETTINGS, "", cutoff=0.8)):
             raise Misconfigured(f"channel {topic.name}", f'"{name}" is not a setting', fix)
-
-
-def _differences(here: Topic, wanted: Topic) -> Iterator[str]:
-    yield from differences(here, wanted, "file://", [COMPACT_AFTER])
-    both = here.compacted and wanted.compacted
-    if both and (after := compact_after(here)) != compact_after(wanted):
-        declared = wanted.config.get(COMPACT_AFTER, "nothing")
-        yield f"channel {here.name} has {COMPACT_AFTER}={spelled(after)}, and {declared} is declared"
 
 
 # --- reading

@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import accumulate, pairwise
-from math import inf
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -24,16 +23,16 @@ from zlib import crc32
 
 import orjson
 
-from penstock.channels.common import beyond, overtaken
-from penstock.core.clock import Micros, duration, micros
+from penstock.channels.common import beyond, durations, overtaken
+from penstock.core.clock import Micros, micros
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
 from penstock.core.record import Headers, Record
 
 COMPACT_AFTER = "compact.after"
-"""The setting of a compacted channel: how long a record stays after a later record of its key replaced it."""
+SETTINGS = {COMPACT_AFTER: "1 hour"}
+"""How long a record of a compacted channel stays after a later record of its key replaced it."""
 GROUPS, CHANNEL_LOCK = ".groups.db", "lock"
-_HOUR = timedelta(hours=1)
 _TOMBSTONES = timedelta(days=1)
 """How long the deletion of a key stays, so that slow readers see it."""
 _LOCKED = 30.0
@@ -41,6 +40,7 @@ _LOCKED = 30.0
 _CHUNK = 10_000
 """Records that one transaction deletes: other writers wait for it."""
 _VACUUM_PAGES = 2_000
+_NEVER: Micros = 1 << 63
 _LARGEST = 900_000_000
 """Bytes of one record; SQLite takes 10^9 in a row."""
 
@@ -419,13 +419,13 @@ class Database(Connection):
         with self.snapshot():
             first, end = self.bounds()[partition]
 
-            def record_at(offset: int) -> tuple[int, float]:
+            def record_at(offset: int) -> tuple[int, Micros]:
                 """The offset and the time of the first record there or later."""
                 row = self.db.execute(
                     "SELECT id, appended FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
                     (id_of(partition, offset), id_of(partition, end)),
                 ).fetchone()
-                return (partition_and_offset(row[0])[1], row[1]) if row else (end, inf)
+                return (partition_and_offset(row[0])[1], row[1]) if row else (end, _NEVER)
 
             found = bisect_left(range(first, end), timestamp, key=lambda offset: record_at(offset)[1])
             return record_at(first + found)[0]
@@ -498,7 +498,7 @@ def is_complete(db: sqlite3.Connection) -> bool:
 def make_tables(db: sqlite3.Connection, topic: Topic) -> None:
     db.executescript(_SCHEMA)
     keep = topic.retention.total_seconds() if topic.retention is not None else None
-    config = {name: value for name, value in topic.config.items() if name == COMPACT_AFTER}
+    config = {name: value for name, value in topic.config.items() if name in SETTINGS}
     facts = topic.partitions, keep, topic.compacted, orjson.dumps(config).decode()
     db.execute("INSERT INTO channel (partitions, retention, compacted, config) VALUES (?, ?, ?, ?)", facts)
     _add_partitions(db, 0, topic.partitions)
@@ -520,8 +520,4 @@ def _add_partitions(db: sqlite3.Connection, first: int, stop: int) -> None:
 
 
 def compact_after(topic: Topic) -> timedelta:
-    value = topic.config.get(COMPACT_AFTER)
-    try:
-        return duration(value) if value is not None else _HOUR
-    except ValueError as error:
-        raise Misconfigured(f"channel {topic.name}", f"{COMPACT_AFTER}: {error}") from error
+    return durations(topic, SETTINGS)[COMPACT_AFTER]

@@ -10,14 +10,15 @@ import socket
 import threading
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from penstock.channels.common import posting
+from penstock.channels.common import in_thread, posting
 from penstock.channels.tcp.sender import LIMIT, SILENCE, TcpSender, decode, sending
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import (
@@ -272,14 +273,15 @@ def listening(
     remembered: int = _REMEMBERED,
 ) -> Iterator[None]:
     """Fill the inbox while the block runs. Misconfigured if the address cannot be used."""
-    server = _Server(where, _bound(host, port, where), inbox, connections, beat, remembered)
-    thread = threading.Thread(target=server.run, name="tcp-reader", daemon=True)
-    thread.start()
+    server = _Server(where, inbox, connections, beat, remembered)
     try:
-        yield
+        with (
+            closing(_bound(host, port, where)) as bound,
+            in_thread("tcp-reader", partial(server.run, bound)) as set_event,
+        ):
+            inbox.on_room = partial(set_event, server.room)
+            yield
     finally:
-        server.stop()
-        thread.join()
         if left := inbox.left():
             log.warning("%s: the reader ended before it had read %d acknowledged records", where, left)
 
@@ -297,7 +299,7 @@ def _bound(host: str, port: int, where: str) -> socket.socket:
 class _Server(TcpServer):
     """The connections of a reader, and how far each sender is in the inbox. It runs in a thread of its own."""
 
-    def __init__(self, where: str, bound: socket.socket, inbox: Inbox, most: int, beat: float, remembered: int) -> None:
+    def __init__(self, where: str, inbox: Inbox, most: int, beat: float, remembered: int) -> None:
         super().__init__(
             where,
             max_size=LIMIT,
@@ -307,44 +309,23 @@ class _Server(TcpServer):
             stalled_after=_WHOLE,
             answer_fields={"channels": inbox.channels},
         )
-        self._bound, self._inbox, self._beat, self._remembered = bound, inbox, beat, remembered
+        self._inbox, self._beat, self._remembered = inbox, beat, remembered
         self._last: OrderedDict[SenderKey, int] = OrderedDict()
         """The number of the last record of each sender; the sender whose last record is oldest comes first."""
-        self._room = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._started = threading.Event()
+        self.room = asyncio.Event()
 
-    def run(self) -> None:
+    async def run(self, bound: socket.socket, stop: asyncio.Event) -> None:
         try:
-            asyncio.run(self._run())
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self.accept(bound)), tasks.create_task(self._repeat())]
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+            # Without a reason: the senders wait for the next reader.
+            await self.close(None)
         except BaseException as error:
             self._inbox.fail(error)
             raise
-        finally:
-            self._started.set()
-            self._bound.close()
-
-    def stop(self) -> None:
-        self._started.wait()
-        self._set(self._stop)
-
-    def _set(self, event: asyncio.Event) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # The loop is closed.
-                self._loop.call_soon_threadsafe(event.set)
-
-    async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._inbox.on_room = lambda: self._set(self._room)
-        self._started.set()
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self.accept(self._bound)), tasks.create_task(self._repeat())]
-            await self._stop.wait()
-            for task in running:
-                task.cancel()
-        # Without a reason: the senders wait for the next reader.
-        await self.close(None)
 
     async def _repeat(self) -> None:
         """Repeat acknowledgements, so that senders do not count this side as dead while the inbox is full."""
@@ -373,11 +354,11 @@ class _Server(TcpServer):
                 refused = error
                 break
         while records:
-            self._room.clear()
+            self.room.clear()
             # Checked after each pause: another connection of this sender may have sent these records again.
             session.connection.require()
             if not (count := self._inbox.put(records)):
-                await self._room.wait()
+                await self.room.wait()
                 continue
             session.last += count
             session.safe = session.last

@@ -58,15 +58,20 @@ async def sending(
 ) -> AsyncIterator["TcpSender"]:
     """A sender that connects when it has something to send, and again when the connection breaks."""
     sender = TcpSender(host, port, where, give_up_after, clock, silence)
+
+    def fail_waiting_calls(ended: "asyncio.Task[None]") -> None:
+        error = None if ended.cancelled() else ended.exception()
+        why = "its sender was closed" if error is None else f"its sender has failed: {error!r}"
+        sender.window.close(Unavailable(where, why))
+
     running = asyncio.create_task(sender.run())
+    running.add_done_callback(fail_waiting_calls)
     try:
         yield sender
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-        # A task that never started has not closed the window.
-        sender.window.close(Unavailable(where, "its sender was closed"))
 
 
 @dataclass(slots=True)
@@ -177,8 +182,8 @@ class Window:
 
     def close(self, why: PenstockError) -> None:
         """Fail all records, and accept no more."""
-        self._closed = self._closed or why
-        self.give_up(self._closed)
+        self._closed = why
+        self.give_up(why)
 
     def _fail(self, part: Part, why: PenstockError) -> None:
         self._release(part)
@@ -218,17 +223,7 @@ class TcpSender:
             done.cancel()  # A result that comes later is ignored.
 
     async def run(self) -> None:
-        """Send until this is cancelled; at the end, fail all waiting calls."""
-        why = "its sender was closed"
-        try:
-            await self._connect_again_and_again()
-        except Exception as error:
-            why = f"its sender has failed: {error!r}"
-            raise
-        finally:
-            self.window.close(Unavailable(self._where, why))
-
-    async def _connect_again_and_again(self) -> None:
+        """Send until this is cancelled."""
         pause, since = _FIRST_PAUSE, None
         while True:
             while self.window.empty:
