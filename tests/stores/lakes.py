@@ -80,8 +80,7 @@ class LoadedTable:
         refused = len(fresh) - len(rows)
         return self.table.append(pa.Table.from_pylist(rows, self._columns), reached, refused)
 
-    def close(self) -> None:
-        self.table.close()
+    def close(self) -> None: ...
 
     def _row(self, entry: Entry) -> dict[str, Any] | None:
         """None when it does not fit."""

@@ -215,9 +215,7 @@ _AT_THE_END = 2.0
 
 
 @contextmanager
-def posting(
-    sender: Callable[[], AbstractAsyncContextManager[Sender]],
-) -> Iterator[Callable[[str, bytes, bytes], None]]:
+def posting(sender: Callable[[], AbstractAsyncContextManager[Sender]]) -> Iterator[Callable[[str, bytes, bytes], None]]:
     """`Channels.poster` by a sender in a thread of its own."""
     posts: deque[tuple[str, Record]] = deque(maxlen=_MOST)  # The newest figures replace the oldest.
     more = asyncio.Event()

@@ -15,14 +15,7 @@ from penstock.channels.common import beyond, differences, overtaken
 from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.channels.log_reader import LogReader
 from penstock.core.clock import Clock, Micros, SystemClock, micros
-from penstock.core.contracts import (
-    ChannelPartition,
-    EnsureResult,
-    Entry,
-    Offsets,
-    Promise,
-    Topic,
-)
+from penstock.core.contracts import ChannelPartition, EnsureResult, Entry, Offsets, Promise, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Headers, Record
 from penstock.core.scan import Bounds

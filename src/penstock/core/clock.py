@@ -8,13 +8,11 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator
 
 Micros = int
+"""A timestamp: microseconds since 1970, UTC. All times that processes exchange have this form."""
 
 
 def micros(span: timedelta) -> Micros:
     return round(span.total_seconds() * 1e6)
-
-
-"""A timestamp: microseconds since 1970, UTC. All times that processes exchange have this form."""
 
 
 class Clock(Protocol):

@@ -213,9 +213,6 @@ class LakeTable:
                 # Including files left by a crash, which no version contains.
                 self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
-    def close(self) -> None:
-        """Do nothing: a table is files."""
-
     def _new(self, rows: pa.Table) -> pa.Array | None:
         """Return a mask of the rows with a new number or none; None if that is all rows. Their numbers are added."""
         if self._known is None:

@@ -16,14 +16,7 @@ from penstock.channels.log_reader import LogReader
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_of
 from penstock.channels.redis.sender import RedisSender
 from penstock.core.clock import Micros, micros
-from penstock.core.contracts import (
-    ChannelPartition,
-    EnsureResult,
-    Entry,
-    Offsets,
-    Promise,
-    Topic,
-)
+from penstock.core.contracts import ChannelPartition, EnsureResult, Entry, Offsets, Promise, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.scan import Bounds
 

@@ -32,14 +32,7 @@ from penstock.channels.sqlite.database import (
 )
 from penstock.channels.sqlite.sending import SqliteSender
 from penstock.core.clock import Micros, SystemClock
-from penstock.core.contracts import (
-    ChannelPartition,
-    EnsureResult,
-    Entry,
-    Offsets,
-    Promise,
-    Topic,
-)
+from penstock.core.contracts import ChannelPartition, EnsureResult, Entry, Offsets, Promise, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.core.scan import Bounds
 from penstock.core.text import did_you_mean

@@ -249,7 +249,7 @@ class Inbox:
     def left(self) -> int:
         """The number of entries in the queue."""
         with self._changed:
-            return sum(self._end.values()) - sum(self._next.values())
+            return len(self._entries)
 
     def age(self) -> float:
         """For how many seconds the queue has not been empty."""
