@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
-import orjson
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter
 
 from penstock.channels.common import posting
 from penstock.core.clock import Micros, micros
@@ -27,6 +27,9 @@ LEASE = timedelta(seconds=10)
 """A member that does not renew its lease for this long loses its partitions."""
 
 
+_STORED = ConfigDict(extra="forbid", ser_json_timedelta="float")
+
+
 @dataclass
 class MemberState:
     """One member: the channels that it reads, with their numbers of partitions, and the partitions that it owns."""
@@ -35,6 +38,15 @@ class MemberState:
     until: Micros
     held: set[ChannelPartition] = field(default_factory=set)
     lease: timedelta = LEASE
+    __pydantic_config__ = _STORED
+
+
+Committed = Annotated[
+    dict[ChannelPartition, int],
+    # JSON has only text as keys.
+    PlainSerializer(lambda found: [(*one, offset) for one, offset in found.items()]),
+    BeforeValidator(lambda rows: {(channel, partition): offset for channel, partition, offset in rows}),
+]
 
 
 @dataclass
@@ -42,39 +54,16 @@ class GroupState:
     """The members of a group and its committed offsets."""
 
     members: dict[str, MemberState] = field(default_factory=dict)
-    committed: dict[ChannelPartition, int] = field(default_factory=dict)
+    committed: Committed = field(default_factory=dict)
+    __pydantic_config__ = _STORED
 
     def dumps(self) -> bytes:
-        return orjson.dumps(
-            {
-                "members": {
-                    name: {
-                        "channels": state.channels,
-                        "until": state.until,
-                        "held": sorted(state.held),
-                        "lease": state.lease.total_seconds(),
-                    }
-                    for name, state in self.members.items()
-                },
-                "committed": [[*one, offset] for one, offset in sorted(self.committed.items())],
-            }
-        )
+        return _GROUP.dump_json(self)
 
     @classmethod
     def loads(cls, document: bytes | None) -> "GroupState":
-        if not document:
-            return cls()
-        content: dict[str, Any] = orjson.loads(document)
-        members = {
-            name: MemberState(
-                one["channels"],
-                one["until"],
-                {(channel, partition) for channel, partition in one["held"]},
-                timedelta(seconds=one["lease"]),
-            )
-            for name, one in content["members"].items()
-        }
-        return cls(members, {(channel, partition): offset for channel, partition, offset in content["committed"]})
+        """Raises ValueError if the document is damaged."""
+        return _GROUP.validate_json(document) if document else cls()
 
     def expire(self, now: Micros) -> None:
         # If the clock was set back, a lease of a dead member can end far in the future.
@@ -116,6 +105,9 @@ class GroupState:
             return strange
         self.committed |= positions
         return frozenset()
+
+
+_GROUP = TypeAdapter(GroupState)
 
 
 @dataclass(frozen=True)

@@ -316,7 +316,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _parse(path: Path, document: bytes | None) -> GroupState:
     try:
         return GroupState.loads(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         # Without the committed offsets, a group would skip records or read all of them again.
         raise damaged(path, str(error)) from error
 
