@@ -312,7 +312,7 @@ def test_one_transaction_serves_all_who_wait(files: SqliteChannels) -> None:
     async def go() -> None:
         sender = writing(files, connecting(Ours))
         await asyncio.gather(*(sender.send("a", [record]) for record in numbered(300)))
-        await sender.close()
+        await sender.aclose()
 
     asyncio.run(go())
     assert numbers(everything(files, "a")) == list(range(1, 301))
@@ -336,7 +336,7 @@ def test_after_an_io_error_a_sender_acknowledges_nothing_more(files: SqliteChann
         for record in numbered(3, first=90):
             with pytest.raises(Unavailable, match="final"):
                 await sender.send("a", [record])
-        await sender.close()
+        await sender.aclose()
 
     asyncio.run(go())
     assert Failing.commits == 3
@@ -363,7 +363,7 @@ def test_a_full_disk_is_unavailable_and_a_sender_goes_on_when_there_is_room(file
         await sender.send("a", numbered(5, first=6))
         opened[0].execute("PRAGMA max_page_count = 100000")
         await sender.send("a", [Record(b"11", extra=(("large", bytes(500_000)),))])
-        await sender.close()
+        await sender.aclose()
 
     asyncio.run(go())
     assert numbers(everything(files, "a")) == list(range(1, 12))

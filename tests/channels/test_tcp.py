@@ -17,7 +17,7 @@ from tests.ports import later_port
 
 from penstock.channels.binders import bind
 from penstock.channels.tcp import ROOM, Decoded, Inbox, Tcp, listening
-from penstock.channels.tcp.sender import LIMIT, Part, Window, encode, sending
+from penstock.channels.tcp.sender import LIMIT, Part, TcpSender, Window, encode
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Reader, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
@@ -319,7 +319,7 @@ class Broken(SystemClock):
 
 async def test_a_sender_with_a_fault_of_its_own_leaves_no_call_waiting(tcp: Tcp) -> None:
     async def send() -> None:
-        async with sending(tcp.host, tcp.port, tcp.where, 5, Broken()) as sender:
+        async with TcpSender(tcp.host, tcp.port, tcp.where, 5, Broken()) as sender:
             for _ in range(2):
                 with pytest.raises(Unavailable, match="ZeroDivisionError"):
                     await sender.send("a", numbers(1, 3))
@@ -369,7 +369,7 @@ async def test_a_receiver_that_is_silent_is_taken_for_dead(tcp: Tcp) -> None:
     with tcp.reader({"a": {}}) as reader:
         async with (
             wired(tcp) as (wire, behind),
-            sending(behind.host, behind.port, behind.where, 5, SystemClock(), silence=0.2) as sender,
+            TcpSender(behind.host, behind.port, behind.where, 5, SystemClock(), silence=0.2) as sender,
         ):
             wire.answers = False
             waiting = asyncio.create_task(sender.send("a", numbers(1, 2)))
@@ -384,7 +384,7 @@ async def test_a_receiver_that_is_full_is_not_taken_for_dead(tcp: Tcp) -> None:
     with listening(tcp.host, tcp.port, tcp.where, box, beat=0.05):
         async with (
             wired(tcp) as (wire, behind),
-            sending(behind.host, behind.port, behind.where, 5, SystemClock(), silence=0.4) as sender,
+            TcpSender(behind.host, behind.port, behind.where, 5, SystemClock(), silence=0.4) as sender,
         ):
             await sender.send("a", numbers(1, 1, size=900))
             waiting = asyncio.create_task(sender.send("a", numbers(2, 2, size=900)))

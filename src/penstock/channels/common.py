@@ -158,12 +158,6 @@ def unpack(packed: bytes, at: int = 0) -> tuple[bytes | None, bytes | None, Head
     return key, value, tuple(headers), at
 
 
-def packed_key(packed: bytes) -> bytes | None:
-    """The key of a packed record."""
-    of_key, _, _ = _LENGTHS.unpack_from(packed)
-    return None if of_key < 0 else packed[_LENGTHS.size : _LENGTHS.size + of_key]
-
-
 # --- calls that wait
 
 

@@ -22,8 +22,6 @@ from penstock.core.scan import Bounds
 
 Answer = TypeVar("Answer")
 
-_PROMISE = Promise(durable=False, replay=True, description="records are lost when the process ends")
-
 _COMPACTED_AFTER = timedelta(hours=1)
 """A replaced record stays for this long."""
 
@@ -43,22 +41,16 @@ class MemoryChannels(LeasedGroups):
     of a group loses its partitions.
     """
 
+    promise = Promise(durable=False, replay=True, description="records are lost when the process ends")
+
     def __init__(
         self, partitions: int | None = 1, clock: Clock | None = None, lease: timedelta = LEASE, name: str = ""
     ) -> None:
-        self._partitions, self.lease, self._name = partitions, lease, name
+        self._partitions, self.lease, self.where = partitions, lease, f"memory://{name}"
         self._clock = clock or SystemClock()
         self._channels: dict[str, _Channel] = {}
         self._groups: dict[str, GroupState] = {}
         self._changed = threading.Condition()
-
-    @property
-    def promise(self) -> Promise:
-        return _PROMISE
-
-    @property
-    def where(self) -> str:
-        return f"memory://{self._name}"
 
     def append(self, channel: str, value: bytes | None, key: bytes | None = None, headers: Headers = ()) -> Entry:
         with self._changed:

@@ -45,9 +45,4 @@ def scan_batches(
             if left and empty:
                 channels.bounds(channel)  # Raises Unavailable if the channel does not answer.
             if left and empty > _EMPTY_READS:
-                raise incomplete_read(channel)
-
-
-def incomplete_read(channel: str) -> Unavailable:
-    """The error of a channel that answers, but does not return all that it holds."""
-    return Unavailable(channel, "it does not return all records that it holds")
+                raise Unavailable(channel, "it does not return all records that it holds")

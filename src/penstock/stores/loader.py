@@ -10,7 +10,7 @@ from penstock.audit.account import Account
 from penstock.audit.findings import time_of
 from penstock.audit.lag import from_what_is_kept
 from penstock.audit.writers import Writers
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Unavailable, retry
 from penstock.stores.base import Loadable, Progress, Store, furthest, require_kept
@@ -35,7 +35,6 @@ class Loader:
         channels: Channels,
         channel: str,
         store: Loadable,
-        clock: Clock | None = None,
         most: int = 5_000,
         skip_lost: bool = False,
         writers: Writers | None = None,
@@ -45,7 +44,7 @@ class Loader:
         `writers`: of a result, only the rows of these writers are loaded.
         """
         self._channels, self._channel, self._store = channels, channel, store
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._most, self._skip_lost, self._writers = most, skip_lost, writers
         self._progress = Progress(channel, self._clock)
 

@@ -23,13 +23,6 @@ from penstock.core.errors import Misconfigured
 
 Answer = TypeVar("Answer")
 
-_PROMISE = Promise(
-    durable=True,
-    replay=True,
-    description="a record is acknowledged once all in-sync replicas have it, at least in memory",
-)
-
-
 LARGEST = 60_000_000
 """Bytes: the topic limits the size of a record, but it also has to fit into the queue of the client."""
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -56,8 +49,14 @@ def at(address: str, settings: KafkaSettings) -> "Kafka":
 class Kafka:
     """Channels as topics of one cluster."""
 
+    promise = Promise(
+        durable=True,
+        replay=True,
+        description="a record is acknowledged once all in-sync replicas have it, at least in memory",
+    )
+
     def __init__(self, servers: str, settings: KafkaSettings | None = None) -> None:
-        self.servers = servers
+        self.servers, self.where = servers, f"kafka://{servers}"
         self._settings = settings or KafkaSettings()
         # One client for all queries, because a connection is expensive.
         self._lock = threading.Lock()
@@ -67,14 +66,6 @@ class Kafka:
 
     def __reduce__(self) -> tuple[type["Kafka"], tuple[str, KafkaSettings]]:
         return Kafka, (self.servers, self._settings)
-
-    @property
-    def promise(self) -> Promise:
-        return _PROMISE
-
-    @property
-    def where(self) -> str:
-        return f"kafka://{self.servers}"
 
     # --- topics
 

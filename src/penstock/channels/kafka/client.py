@@ -1,5 +1,6 @@
 """Settings, errors and retries of all Kafka clients."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from penstock.channels.kafka.settings import KafkaSettings
 from penstock.core.errors import Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
+
+_quiet = logging.getLogger("librdkafka")
+_quiet.disabled = True  # It reports each refused connection while a broker starts.
 
 # Errors that end when a partition has a leader, or a group has a coordinator.
 _UNSETTLED = {
@@ -86,12 +90,3 @@ def retry(ask: Callable[[], Answer], timeout: float = 10, also: Collection[int] 
             if not passing or time.monotonic() > until:
                 raise
             time.sleep(0.05)
-
-
-class _Quiet:
-    """Drops the log of librdkafka: it reports each refused connection while a broker starts."""
-
-    def log(self, *_: object) -> None: ...
-
-
-_quiet = _Quiet()

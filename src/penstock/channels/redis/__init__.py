@@ -5,8 +5,8 @@ Appends delete what retention does not keep, some at a time: a partition without
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -52,19 +52,12 @@ class RedisChannels(LeasedGroups):
     def __init__(self, url: str, lease: timedelta = LEASE) -> None:
         self._url, self.lease = url, lease
         self._address = Address(url)
+        self.where, self.promise = self._address.where, _VOLATILE if self._address.volatile else _DURABLE
         self._server = Server(self._address)
         """For all queries."""
 
     def __reduce__(self) -> tuple[type["RedisChannels"], tuple[str, timedelta]]:
         return RedisChannels, (self._url, self.lease)
-
-    @property
-    def promise(self) -> Promise:
-        return _VOLATILE if self._address.volatile else _DURABLE
-
-    @property
-    def where(self) -> str:
-        return self._address.where
 
     # --- topics
 
@@ -98,13 +91,8 @@ class RedisChannels(LeasedGroups):
 
     # --- in
 
-    @asynccontextmanager
-    async def sender(self) -> AsyncIterator[RedisSender]:
-        sender = RedisSender(Server(self._address))
-        try:
-            yield sender
-        finally:
-            await sender.close()
+    def sender(self) -> AbstractAsyncContextManager[RedisSender]:
+        return aclosing(RedisSender(Server(self._address)))
 
     # --- out
 

@@ -57,8 +57,8 @@ class Address:
             raise _wrong(f"channels at {self.where}", "it has no host")
         if (base := options.path.strip("/")) and not base.isdecimal():
             raise _wrong(f"channels at {self.where}", f'"{base}" is not the number of a database')
-        pipeline = parse_qsl(options.query, keep_blank_values=True)
-        for name, value in pipeline:
+        settings = parse_qsl(options.query, keep_blank_values=True)
+        for name, value in settings:
             if name == "volatile" and value not in ("yes", "no"):
                 raise Misconfigured(f"channels at {self.where}", f'volatile is "{value}"', "write yes or no")
             if name != "volatile" and name not in _TLS:
@@ -72,7 +72,7 @@ class Address:
             if name == "ssl_cert_reqs" and value not in _CHECKED:
                 problem = f'{name} is "{value}"'
                 raise Misconfigured(f"channels at {self.where}", problem, f"write {' or '.join(_CHECKED)}")
-        self.volatile = dict(pipeline).get("volatile") == "yes"
+        self.volatile = dict(settings).get("volatile") == "yes"
         # The client would use our setting as an argument of a connection.
         theirs = "&".join(part for part in options.query.split("&") if not part.startswith("volatile="))
         self.url = urlunsplit((options.scheme, options.netloc, options.path, theirs, ""))
@@ -86,7 +86,7 @@ class Server:
     """
 
     def __init__(self, address: Address) -> None:
-        self._address = address
+        self._address, self.server_name = address, address.server_name
         with self._translating():
             self._redis = redis.Redis.from_url(
                 address.url,
@@ -97,10 +97,6 @@ class Server:
                 protocol=2,
             )
             self._sha: str = self._redis.register_script(_LUA).sha
-
-    @property
-    def server_name(self) -> str:
-        return self._address.server_name
 
     def close(self) -> None:
         self._redis.close()

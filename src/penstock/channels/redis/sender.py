@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import crc32
 
-from penstock.channels.common import pack, packed_key, settle
+from penstock.channels.common import pack, settle
 from penstock.channels.redis.client import Server, key_of
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import Record
@@ -24,12 +24,6 @@ def encode(record: Record) -> bytes:
     return pack(record, LIMIT, "redis://")
 
 
-def partition_of(packed: bytes, partitions: int) -> int | None:
-    """The partition of a record's key; None without a key: any partition will do."""
-    key = packed_key(packed)
-    return None if key is None else crc32(key) % partitions
-
-
 @dataclass(eq=False, slots=True)
 class _Call:
     """A call to `send`, and its records that are not packed yet."""
@@ -40,7 +34,8 @@ class _Call:
     done: "asyncio.Future[None]"
 
 
-_Packed = tuple[_Call, bytes]
+_Packed = tuple[_Call, bytes | None, bytes]
+"""The call, the key and the packed record."""
 
 
 class RedisSender:
@@ -66,7 +61,7 @@ class RedisSender:
             self._task = loop.create_task(self._write_waiting())
         await call.done
 
-    async def close(self, within: float = _CLOSE) -> None:
+    async def aclose(self, within: float = _CLOSE) -> None:
         """Write what waits; after `within` seconds, fail the rest."""
         self._closed = True
         if self._task is not None:
@@ -88,7 +83,7 @@ class RedisSender:
             except Exception as error:  # noqa: BLE001 - the waiting calls raise it
                 self._fail(error)
                 continue
-            for call, _ in batch:
+            for call, _, _ in batch:
                 call.unwritten -= 1
                 if call.channel in missing:
                     reason = f"{self._server.server_name} has no such channel"
@@ -98,7 +93,7 @@ class RedisSender:
 
     def _fail(self, error: Exception) -> None:
         """Fail the calls of the batch, and those that wait: they would overtake what is sent again."""
-        for call in (*(call for call, _ in self._batch), *self._waiting):
+        for call in (*(call for call, _, _ in self._batch), *self._waiting):
             settle(call.done, error)
 
     def _next(self) -> list[_Packed]:
@@ -113,24 +108,27 @@ class RedisSender:
                 self._waiting.popleft()
                 continue
             try:
-                batch.append((call, encode(record)))
-                size += len(batch[-1][1])
+                batch.append((call, record.key, encode(record)))
+                size += len(batch[-1][-1])
             except Refused as error:
                 settle(call.done, error)
         return batch
 
-    def _write(self, batch: Sequence[_Packed]) -> set[str]:
+    def _write(self, batch: list[_Packed]) -> set[str]:
         """Append the records; return the channels that do not exist. It runs in the thread."""
         missing = set[str]()
-        left = [(call.channel, packed) for call, packed in batch]
+        left = batch
         while left:
-            assigned: dict[tuple[str, int], list[bytes]] = defaultdict(list)
-            for channel, packed in left:
-                assigned[channel, self._partition(channel, packed)].append(packed)
+            assigned: dict[tuple[str, int], list[_Packed]] = defaultdict(list)
+            for call, key, packed in left:
+                assigned[call.channel, self._partition(call.channel, key)].append((call, key, packed))
             left = []
             answers = self._server.run(
                 [
-                    ([key_of(channel)], ["append", partition, self._partitions[channel], *some])
+                    (
+                        [key_of(channel)],
+                        ["append", partition, self._partitions[channel], *(packed for _, _, packed in some)],
+                    )
                     for (channel, partition), some in assigned.items()
                 ]
             )
@@ -139,13 +137,11 @@ class RedisSender:
                     missing.add(channel)
                 elif not answer[0]:
                     # The channel has more partitions now: nothing was appended, and the records are assigned again.
-                    left += [(channel, packed) for packed in some]
+                    left += some
                     self._partitions[channel] = answer[1]
         return missing
 
-    def _partition(self, channel: str, packed: bytes) -> int:
-        partition = partition_of(packed, self._partitions[channel])
-        if partition is None:
+    def _partition(self, channel: str, key: bytes | None) -> int:
+        if key is None:
             self._turn += 1
-            partition = self._turn % self._partitions[channel]
-        return partition
+        return (self._turn if key is None else crc32(key)) % self._partitions[channel]

@@ -6,8 +6,8 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -178,13 +178,8 @@ class SqliteChannels(LeasedGroups):
 
     # --- writing
 
-    @asynccontextmanager
-    async def sender(self) -> AsyncIterator[SqliteSender]:
-        sender = SqliteSender(self._open, SystemClock())
-        try:
-            yield sender
-        finally:
-            await sender.close()
+    def sender(self) -> AbstractAsyncContextManager[SqliteSender]:
+        return aclosing(SqliteSender(self._open, SystemClock()))
 
     # --- reading
 

@@ -33,7 +33,7 @@ class SqliteSender:
         # Queued before anything is awaited: two calls keep their order.
         await self._writers[channel].put(rows)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for writer in self._writers.values():
             await writer.close()
         await asyncio.to_thread(self._pool.shutdown)

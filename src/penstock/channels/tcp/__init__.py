@@ -9,8 +9,8 @@ import logging
 import socket
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -19,7 +19,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from penstock.channels.common import in_thread, posting
-from penstock.channels.tcp.sender import LIMIT, SILENCE, TcpSender, decode, sending
+from penstock.channels.tcp.sender import LIMIT, SILENCE, TcpSender, decode
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import (
     ChannelPartition,
@@ -39,12 +39,6 @@ from penstock.core.tcp import Session, TcpServer
 
 log = logging.getLogger(__name__)
 
-_PROMISE = Promise(
-    durable=False,
-    replay=False,
-    description="a record is acknowledged once the reading process has it in memory; that process reads it once, and "
-    "records that it has not handled when it ends are lost",
-)
 CONNECTIONS = 256
 """Connected senders. With the limit of a record, this limits the memory that unknown peers can use."""
 _BEAT = SILENCE / 5
@@ -81,13 +75,16 @@ def at(address: str, _: object = None) -> "Tcp":
 class Tcp:
     """A sender that reaches no reader for `timeout` seconds fails."""
 
+    promise = Promise(
+        durable=False,
+        replay=False,
+        description="a record is acknowledged once the reading process has it in memory; that process reads it once, "
+        "and records that it has not handled when it ends are lost",
+    )
+
     host: str
     port: int
     timeout: float = 30.0
-
-    @property
-    def promise(self) -> Promise:
-        return _PROMISE
 
     @property
     def where(self) -> str:
@@ -113,11 +110,9 @@ class Tcp:
 
     # --- in
 
-    @asynccontextmanager
-    async def sender(self) -> AsyncIterator[TcpSender]:
+    def sender(self) -> AbstractAsyncContextManager[TcpSender]:
         """A sender. `send` waits for a reader, and raises Unavailable if none appears."""
-        async with sending(self.host, self.port, self.where, self.timeout, SystemClock()) as sender:
-            yield sender
+        return TcpSender(self.host, self.port, self.where, self.timeout, SystemClock())
 
     def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
         return posting(self.sender)

@@ -52,28 +52,6 @@ def decode(data: bytes) -> tuple[str, bytes | None, bytes | None, Headers]:
     return channel, key, value, headers
 
 
-@asynccontextmanager
-async def sending(
-    host: str, port: int, where: str, give_up_after: float, clock: Clock, silence: float = SILENCE
-) -> AsyncIterator["TcpSender"]:
-    """A sender that connects when it has something to send, and again when the connection breaks."""
-    sender = TcpSender(host, port, where, give_up_after, clock, silence)
-
-    def fail_waiting_calls(ended: "asyncio.Task[None]") -> None:
-        error = None if ended.cancelled() else ended.exception()
-        why = "its sender was closed" if error is None else f"its sender has failed: {error!r}"
-        sender.window.close(Unavailable(where, why))
-
-    running = asyncio.create_task(sender.run())
-    running.add_done_callback(fail_waiting_calls)
-    try:
-        yield sender
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-
-
 @dataclass(slots=True)
 class Part:
     """Some records of a call to `send`."""
@@ -196,12 +174,31 @@ class Window:
 
 
 class TcpSender:
-    def __init__(self, host: str, port: int, where: str, timeout: float, clock: Clock, silence: float) -> None:
+    """Connects when it has something to send, and again when the connection breaks."""
+
+    def __init__(
+        self, host: str, port: int, where: str, timeout: float, clock: Clock, silence: float = SILENCE
+    ) -> None:
         self._host, self._port, self._where = host, port, where
         self._timeout, self._clock, self._silence = timeout, clock, silence
         self._identity = uuid.uuid4().hex
         self._order = asyncio.Lock()
         self.window = Window()
+
+    async def __aenter__(self) -> "TcpSender":
+        self._running = asyncio.create_task(self._run())
+        self._running.add_done_callback(self._fail_waiting_calls)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+    def _fail_waiting_calls(self, ended: "asyncio.Task[None]") -> None:
+        error = None if ended.cancelled() else ended.exception()
+        why = "its sender was closed" if error is None else f"its sender has failed: {error!r}"
+        self.window.close(Unavailable(self._where, why))
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         """As `Sender.send`. If a record is too large, none is sent."""
@@ -222,7 +219,7 @@ class TcpSender:
         finally:
             done.cancel()  # A result that comes later is ignored.
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Send until this is cancelled."""
         pause, since = _FIRST_PAUSE, None
         while True:
