@@ -67,21 +67,22 @@ def runs(entries: Sequence[Entry]) -> dict[int, list[list[int]]]:
 
 
 def main(servers: str, group: str, channel: str, file: str) -> None:
-    diary = Diary(Path(file))
-    listener = RebalanceListener(diary)
-    with stop_on_signals() as stop, Kafka(servers).join(group, [channel], listener) as member:
-        listener.member, due = member, time.monotonic()
-        while not stop.is_set():
-            try:
-                entries = member.read(1_000, 0.1)
-            except Unavailable as error:
-                diary.write("waiting", why=str(error))
-                continue
-            if entries:
-                diary.write("processed", offsets=runs(entries))
-            if time.monotonic() >= due:
-                commit(member, diary)
-                due = time.monotonic() + EVERY
+    with stop_on_signals() as stop:
+        diary = Diary(Path(file))  # Once the file exists, SIGTERM lets this process leave the group.
+        listener = RebalanceListener(diary)
+        with Kafka(servers).join(group, [channel], listener) as member:
+            listener.member, due = member, time.monotonic()
+            while not stop.is_set():
+                try:
+                    entries = member.read(1_000, 0.1)
+                except Unavailable as error:
+                    diary.write("waiting", why=str(error))
+                    continue
+                if entries:
+                    diary.write("processed", offsets=runs(entries))
+                if time.monotonic() >= due:
+                    commit(member, diary)
+                    due = time.monotonic() + EVERY
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from tests.channels.traffic import eventually
+
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unavailable
@@ -56,6 +58,7 @@ class Lives:
 
     def leave(self, diary: Path) -> None:
         member = self.alive.pop(diary)
+        eventually(diary.exists)  # Before that, it does not handle the signal.
         member.send_signal(signal.SIGTERM)
         assert member.wait(30) == 0
 
