@@ -58,16 +58,34 @@ _TURN = 0.1
 
 
 class Polled:
-    """The messages of a client. An error is raised after all entries before it were returned."""
+    """The messages of a client. An error is raised after all entries before it were returned.
 
-    def __init__(self, client: Consumer, entry_of: Callable[[Message], Entry | None]) -> None:
+    `check` is called before each read, and every `check_every` seconds while it waits.
+    """
+
+    def __init__(
+        self,
+        client: Consumer,
+        entry_of: Callable[[Message], Entry | None],
+        check: Callable[[], None] = lambda: None,
+        check_every: float = math.inf,
+    ) -> None:
         self._client, self._entry_of = client, entry_of
+        self._check, self._check_every = check, check_every
         self._gathered: list[Message] = []
         self._paused = False
         self._fault: PenstockError | None = None
 
     def read(self, most: int, wait: float) -> list[Entry]:
         """As `Reader.read`. With `most=0` it only serves the client; messages wait for the next call."""
+        until = time.monotonic() + wait
+        while True:
+            self._check()
+            found = self._read(most, min(max(0.0, until - time.monotonic()), self._check_every))
+            if found or time.monotonic() >= until:
+                return found
+
+    def _read(self, most: int, wait: float) -> list[Entry]:
         until = time.monotonic() + wait
         if most and self._paused:
             self._client.resume(self._client.assignment())
@@ -131,7 +149,7 @@ class KafkaReader:
         """`generations(names, seconds)`: the id and the number of partitions of each topic."""
         self._consumer, self._grows, self._generations = consumer, grows, generations
         self._ids = {name: generation for name, (generation, _) in generations(list(bounds), 10).items()}
-        self._polled = Polled(consumer, self._entry)
+        self._polled = Polled(consumer, self._entry, self._check_topics, _CHECK_EVERY)
         self._next: dict[str, dict[int, int]] = {name: {} for name in bounds}
         self._unread: set[ChannelPartition] = set()
         self._at_end: set[ChannelPartition] = set()
@@ -151,16 +169,10 @@ class KafkaReader:
         )
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        until = time.monotonic() + wait
-        while True:
-            if time.monotonic() - self._checked > _CHECK_EVERY:
-                self._check_topics()
-            left = max(0.0, until - time.monotonic())
-            found = self._polled.read(most, min(left, _CHECK_EVERY))
-            if most:
-                self._heard = time.monotonic()
-            if found or time.monotonic() >= until:
-                return found
+        found = self._polled.read(most, wait)
+        if most:
+            self._heard = time.monotonic()
+        return found
 
     def positions(self, channel: str) -> Offsets:
         return dict(self._next[channel])
@@ -176,6 +188,8 @@ class KafkaReader:
 
     def _check_topics(self) -> None:
         """Read added partitions, and notice a topic that was created again; the client does not."""
+        if time.monotonic() - self._checked <= _CHECK_EVERY:
+            return
         try:
             for channel, (generation, partitions) in self._generations(list(self._next), 1).items():
                 if generation != self._ids[channel]:
@@ -267,19 +281,13 @@ class KafkaMember:
         self, consumer: Consumer, group: str, channels: Sequence[str], listener: RebalanceListener, beginning: bool
     ) -> None:
         self._consumer, self._group, self._listener, self._beginning = consumer, group, listener, beginning
-        self._polled = Polled(consumer, self._entry)
+        self._polled = Polled(consumer, self._entry, self._begin, _TURN)
         self._next: dict[ChannelPartition, int] = {}
         self._waiting: list[ChannelPartition] = []
         consumer.subscribe(list(channels), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        until = time.monotonic() + wait
-        while True:
-            self._begin()
-            left = max(0.0, until - time.monotonic())
-            found = self._polled.read(most, min(left, _TURN))
-            if found or time.monotonic() >= until:
-                return found
+        return self._polled.read(most, wait)
 
     def held(self) -> Mapping[ChannelPartition, int]:
         return dict(self._next)
