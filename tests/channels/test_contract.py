@@ -216,6 +216,15 @@ def test_figures_are_posted_without_waiting(bound: Bound, fresh: Fresh) -> None:
     assert [(entry.key, number(entry)) for entry in entries] == [(b"k", n) for n in range(5)]
 
 
+@over(REPLAYED)
+def test_reading_no_records_passes_over_none(bound: Bound, fresh: Fresh) -> None:
+    channel = made(bound.channels, fresh("none"))
+    send(bound.channels, channel, numbered(3))
+    with bound.channels.reader({channel: {}}) as reader:
+        assert list(reader.read(0, 0)) == []
+        assert numbers(gathered(reader, 3)) == [1, 2, 3]
+
+
 @over(CASES)
 def test_nothing_to_send_is_sent_at_once(bound: Bound, fresh: Fresh) -> None:
     send(bound.channels, made(bound.channels, fresh("nothing")), [])

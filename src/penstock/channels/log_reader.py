@@ -46,7 +46,7 @@ class LogReader:
         until = time.monotonic() + wait
         while True:
             self._refresh()
-            if found := self._take(most):
+            if most and (found := self._take(most)):
                 return found
             if (left := until - time.monotonic()) <= 0:
                 return []
