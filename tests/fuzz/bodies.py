@@ -48,7 +48,7 @@ def gzip_bodies(data: bytes) -> None:
     inputs = Input(data)
     most, sizes = 1 + 4 * inputs.byte(), inputs.sized()
     stream, intended = _stream(inputs)
-    with limits(web_requests, _MAX_MEMBERS=_MEMBERS, _CHUNK=16):
+    with limits(web_requests, _MAX_MEMBERS=_MEMBERS):
         whole, cut, single = asyncio.run(_read_all(stream, sizes, most))
     assert whole == cut == single
     assert whole is None or len(whole) <= most

@@ -13,7 +13,7 @@ from penstock.web.requests import OriginCheck, OriginCheckMiddleware
 def header(origin_check: OriginCheck, host: str | None = None, origin: str | None = None) -> str | None:
     """Which header a request is refused for; None when it is taken."""
     refusal = origin_check.refusal([] if host is None else [host], [] if origin is None else [origin])
-    return refusal.header if refusal else None
+    return refusal.location.removeprefix("the header ") if refusal else None
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ class _Server(SourceServer):
             return HTTPStatus.NOT_FOUND, f"Unknown path; use {self._path}.\n"
         wrong = self._origin_check.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
         if wrong is not None:
-            return HTTPStatus.FORBIDDEN, f"The header {wrong.header}: {wrong.why}.\n"
+            return HTTPStatus.FORBIDDEN, f"{wrong.location.capitalize()}: {wrong.error}.\n"
         try:
             if (sender := _named(parts.query)) is not None:
                 self.resume_after(*sender)

@@ -22,7 +22,7 @@ from penstock.deliver.delivery import DeliverSettings, Delivery, FeedSpec
 from penstock.deliver.metrics import metrics
 from penstock.deliver.site import ChartSpec, Site
 from penstock.deliver.states import StateEndpoint
-from penstock.web.requests import OriginCheck, OriginCheckMiddleware, register_rest_convertor
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware
 from penstock.web.responses import SecurityHeaders, error_response, reply
 from penstock.web.server import listen, run_server, server_config, url_of, wait_first
 
@@ -54,7 +54,6 @@ def build(
     delivery = Delivery(channels, feeds, status, clock, bookmarks)
     feed_endpoint, site = FeedEndpoint(delivery, settings, clock), Site(charts, graph, title, cache)
     state_endpoint = StateEndpoint(delivery, clock)
-    register_rest_convertor()
 
     async def get_status(_: Request) -> Response:
         return reply(delivery.status())

@@ -13,7 +13,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import Refused
 from penstock.deliver.delivery import DeliverSettings, Delivery, LiveFeed
 from penstock.deliver.feed import Follower
-from penstock.web.responses import ServerSentEvents, Write, error_response, event, retry, run_until_first_ends, wait_for
+from penstock.web.responses import ServerSentEvents, Write, error_response, event, run_until_first_ends, wait_for
 
 MAX_MESSAGE = 4_096
 """Bytes of a message from a client."""
@@ -160,7 +160,7 @@ class EventStream(ServerSentEvents):
     async def stream(self, write: Write) -> None:
         with self._live.following() as waker:
             follower = Follower(self._live.feed, self._token)
-            text = retry(1_000)
+            text = b"retry: 1000\n\n"
             while not self._delivery.closing.is_set():
                 waker.clear()
                 if message := follower.take():

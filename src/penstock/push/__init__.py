@@ -38,7 +38,6 @@ from penstock.web.responses import (
     error_response,
     event,
     reply,
-    retry,
     wait_for,
 )
 from penstock.web.server import http_config, listen, run_server, url_of, wait_first
@@ -197,7 +196,7 @@ class _Session(ServerSentEvents):
 
     async def _send_events(self, write: Write, changed: asyncio.Event) -> None:
         queue, sent = self._queue, 0
-        text = retry(500)
+        text = b"retry: 500\n\n"
         while not queue.closing and self._sessions.last is self and sent < queue.most // 4:
             changed.clear()
             entries = await queue.since(self._position) if self._position < queue.end else ()

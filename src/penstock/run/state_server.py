@@ -22,7 +22,7 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.description import Description
 from penstock.run.status import run_in_background
 from penstock.run.tier import wait_until_set
-from penstock.web.requests import OriginCheck, OriginCheckMiddleware, Query, register_rest_convertor
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware, Query
 from penstock.web.responses import SecurityHeaders, error_response, handlers, reply
 from penstock.web.server import authority, http_config, listen, run_server, wait_first
 
@@ -102,7 +102,6 @@ def serve_state(reader: StateReader, address: str, timeout: float = _READ_TIMEOU
 
 def _build(reader: StateReader, timeout: float) -> Starlette:
     """The app: `GET /state/QUERY/KEY`, and `GET /state/QUERY?prefix=…&limit=…`."""
-    register_rest_convertor()
     executor = _SerialExecutor(reader.cancel, timeout)
 
     async def get(request: Request) -> Response:

@@ -4,24 +4,22 @@ import asyncio
 import re
 import socket
 import zlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.clock import duration
 from penstock.core.errors import Unavailable
 from penstock.core.text import did_you_mean
-from penstock.web.responses import Problem, error_response
+from penstock.web.responses import Problem, problem_response
 
 _MAX_MEMBERS = 100
 """Gzip members in a body. A limit, because empty members cost time and hold no data."""
-_CHUNK = 64 << 10
 
 
 class BodyReader:
@@ -44,97 +42,73 @@ class BodyReader:
         `too_large`: the error for a body that is larger than the fact `limit` of this error; the default limit is
         `max_size`.
         """
-        gunzip = self._decompressor(request)
-        refusal = too_large or self._too_large()
-        announced, limit = request.headers.get("content-length", "0"), int(str(refusal.facts["limit"]))
-        if not announced.isdecimal() or len(announced) > 20 or int(announced) > self._max_sent(limit, gunzip):
+        compressed, refusal = self._is_compressed(request), too_large or self._too_large()
+        limit = int(str(refusal.facts["limit"]))
+        # Data that compresses badly grows.
+        max_sent = max(limit, self._max_size) if compressed else limit
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdecimal() or len(announced) > 20 or int(announced) > max_sent:
             raise refusal
         body = bytearray()
         try:
-            await self._fill(body, request, gunzip, refusal, limit)
+            await self._receive(body, request, max_sent, refusal)
+            if compressed:
+                content = _gunzip(bytes(body), limit)
+                if len(content) > limit:
+                    raise refusal
+                self._hold(len(content) - len(body))
+                body[:] = content
             if not body and not self._allow_empty:
                 raise Problem(400, "the body", "it is empty", "send a record")
             yield bytes(body)
         finally:
             self._held -= len(body)
 
-    def _max_sent(self, limit: int, gunzip: "_Gunzip | None") -> int:
-        """The limit of bytes before decompression: data that compresses badly grows."""
-        return limit if gunzip is None else max(limit, self._max_size)
-
-    def _decompressor(self, request: Request) -> "_Gunzip | None":
+    def _is_compressed(self, request: Request) -> bool:
         coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
-        if coding == "identity":
-            return None
-        if self._gzip and coding in ("gzip", "x-gzip"):
-            return _Gunzip()
-        fix = "use gzip, or no compression" if self._gzip else "send it without compression"
-        raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not supported', fix)
+        if coding != "identity" and not (self._gzip and coding in ("gzip", "x-gzip")):
+            fix = "use gzip, or no compression" if self._gzip else "send it without compression"
+            raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not supported', fix)
+        return coding != "identity"
 
-    async def _fill(
-        self, body: bytearray, request: Request, gunzip: "_Gunzip | None", refusal: Problem, limit: int
-    ) -> None:
-        sent = 0
+    async def _receive(self, body: bytearray, request: Request, max_sent: int, refusal: Problem) -> None:
         try:
             async with asyncio.timeout(self._upload):
                 async for chunk in request.stream():
-                    if (sent := sent + len(chunk)) > self._max_sent(limit, gunzip):
+                    if len(body) + len(chunk) > max_sent:
                         raise refusal
-                    for part in (chunk,) if gunzip is None else gunzip.feed(chunk):
-                        if len(body) + len(part) > limit:
-                            raise refusal
-                        self._add(body, part)
+                    self._hold(len(chunk))
+                    body += chunk
         except TimeoutError:
             fix = "send it faster, or fewer records in a request"
             raise Problem(408, "the body", f"it did not arrive within {self._upload:g} s", fix) from None
-        if gunzip is not None and not gunzip.complete:
-            raise _broken_gzip("the data ends early")
 
-    def _add(self, body: bytearray, part: bytes) -> None:
-        if self._held + len(part) > self._memory:
+    def _hold(self, growth: int) -> None:
+        if self._held + growth > self._memory:
             raise Unavailable(self._server, "its memory for request bodies is full; the request was rejected", 1.0)
-        body += part
-        self._held += len(part)
+        self._held += growth
 
     def _too_large(self) -> Problem:
         why, fix = f"it has more than {self._max_size:,} bytes", "send fewer records in a request, or raise body"
         return Problem(413, "the body", why, fix, {"limit": self._max_size, "option": "body"})
 
 
-class _Gunzip:
-    """Decompresses gzip in chunks, so that the caller can stop at its limit."""
-
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(wbits=31)
-        self._members = 1
-        self._started = False
-
-    @property
-    def complete(self) -> bool:
-        return self._inflate.eof or not self._started
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            if self._inflate.eof:
-                if self._members == _MAX_MEMBERS:
-                    raise _broken_gzip(f"it has more than {_MAX_MEMBERS} members")
-                self._members += 1
-                self._inflate = zlib.decompressobj(wbits=31)
-            self._started = True
-            yield from self._decompressed(data)
-            data = self._inflate.unused_data
-
-    def _decompressed(self, data: bytes) -> Iterator[bytes]:
-        part = b""
-        # Without input, there may still be output. At the end of a member, zlib consumes no more input: without the
-        # check of `eof`, the loop would never end.
-        while not self._inflate.eof and (data or len(part) == _CHUNK):
-            try:
-                part = self._inflate.decompress(data, _CHUNK)
-            except zlib.error as error:
-                raise _broken_gzip(str(error)) from error
-            data = self._inflate.unconsumed_tail
-            yield part
+def _gunzip(data: bytes, limit: int) -> bytes:
+    """The content of all gzip members. It stops when this is larger than the limit."""
+    content, members = bytearray(), 0
+    while data and len(content) <= limit:
+        members += 1
+        if members > _MAX_MEMBERS:
+            raise _broken_gzip(f"it has more than {_MAX_MEMBERS} members")
+        inflate = zlib.decompressobj(wbits=31)
+        try:
+            content += inflate.decompress(data, limit + 1 - len(content))
+        except zlib.error as error:
+            raise _broken_gzip(str(error)) from error
+        if not inflate.eof and len(content) <= limit:
+            raise _broken_gzip("the data ends early")
+        data = inflate.unused_data
+    return bytes(content)
 
 
 def _broken_gzip(why: str) -> Problem:
@@ -158,20 +132,13 @@ def media_type(request: Request, *accepted: str) -> str:
 LARGEST = 2**63 - 1
 
 
-class _Rest(Convertor[str]):
-    # Starlette's own `path` ends at a line feed.
+class _Rest(PathConvertor):
+    """`{name:rest}` in a route: the rest of a path. Starlette's own `path` ends at a line feed."""
+
     regex = r"[\s\S]*"
 
-    def convert(self, value: str) -> str:
-        return value
 
-    def to_string(self, value: str) -> str:
-        return value
-
-
-def register_rest_convertor() -> None:
-    """Let routes use `{name:rest}`: the rest of a path, with any characters."""
-    register_url_convertor("rest", _Rest())
+register_url_convertor("rest", _Rest())
 
 
 class Query:
@@ -247,15 +214,6 @@ def integer(location: str, text: str, most: int = LARGEST, least: int = 0) -> in
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """The rejected header, and why."""
-
-    header: str
-    why: str
-    fix: str = ""
-
-
 class OriginCheck:
     """Accepts or rejects requests by their headers Host and Origin.
 
@@ -280,20 +238,18 @@ class OriginCheck:
             machine = socket.gethostname().lower()
             self._names |= {machine, machine.partition(".")[0], socket.getfqdn().lower()}
 
-    def refusal(self, hosts: Sequence[str], origins: Sequence[str]) -> Refusal | None:
+    def refusal(self, hosts: Sequence[str], origins: Sequence[str]) -> Problem | None:
         """Why a request with these headers is rejected, or None. Either header may occur several times."""
         if len(hosts) > 1:
-            return Refusal("host", "it occurs twice", "send it once")
+            return Problem(403, "the header host", "it occurs twice", "send it once")
         others = [origin for origin in origins if origin not in self._origins]
         for host in hosts:
             if (others or self._loopback) and not self._is_own_name(_without_port(host)):
-                return Refusal(
-                    "host",
-                    f'"{host}" is not a name of this server',
-                    f"use {' or '.join(sorted(self._names))}, or add the name to the server's configuration",
-                )
+                fix = f"use {' or '.join(sorted(self._names))}, or add the name to the server's configuration"
+                return Problem(403, "the header host", f'"{host}" is not a name of this server', fix)
         if any([origin.partition("://")[2]] != list(hosts) for origin in others):
-            return Refusal("origin", "cross-site request", "add the site to the option origins of the server")
+            fix = "add the site to the option origins of the server"
+            return Problem(403, "the header origin", "cross-site request", fix)
         return None
 
     def _is_own_name(self, name: str) -> bool:
@@ -311,8 +267,7 @@ class OriginCheckMiddleware:
             headers = HTTPConnection(scope).headers
             refusal = self._origin_check.refusal(headers.getlist("host"), headers.getlist("origin"))
             if refusal is not None:
-                facts = {"place": f"the header {refusal.header}", "fix": refusal.fix}
-                await error_response(403, refusal.why, facts)(scope, receive, send)
+                await problem_response(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -61,8 +61,8 @@ def handlers(server: str, not_found: str) -> Mapping[type[Exception], Handler]:
         assert isinstance(error, PenstockError)
         found = error if isinstance(error, Problem) else _as_problem(error, server)
         if isinstance(error, Unavailable) and error.retry_after is not None:
-            return _response(found, {"retry-after": str(max(1, math.ceil(error.retry_after)))})
-        return _response(found)
+            return problem_response(found, {"retry-after": str(max(1, math.ceil(error.retry_after)))})
+        return problem_response(found)
 
     async def on_http(request: Request, error: Exception) -> Response:
         """Unknown addresses and methods."""
@@ -70,16 +70,18 @@ def handlers(server: str, not_found: str) -> Mapping[type[Exception], Handler]:
         location = f"{request.method} {request.url.path}"
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
-            return _response(Problem(405, location, "method not allowed", f"use {allowed}"), error.headers)
+            return problem_response(Problem(405, location, "method not allowed", f"use {allowed}"), error.headers)
         if error.status_code == 404:
-            return _response(Problem(404, location, "unknown address", not_found))
-        return _response(Problem(error.status_code, location, error.detail), error.headers)
+            return problem_response(Problem(404, location, "unknown address", not_found))
+        return problem_response(Problem(error.status_code, location, error.detail), error.headers)
 
     async def on_fault(request: Request, error: Exception) -> Response:
         """An internal error: the traceback goes to the log, not to the client."""
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         fix = "the log of the server shows the cause"
-        return _response(Problem(500, f"{request.method} {request.url.path}", f"internal error in {server}", fix))
+        return problem_response(
+            Problem(500, f"{request.method} {request.url.path}", f"internal error in {server}", fix)
+        )
 
     return {
         PenstockError: on_error,
@@ -107,7 +109,7 @@ def _as_problem(error: PenstockError, server: str) -> Problem:
     return Problem(500, server, str(error))
 
 
-def _response(error: Problem, headers: Mapping[str, str] | None = None) -> Response:
+def problem_response(error: Problem, headers: Mapping[str, str] | None = None) -> Response:
     facts = {"place": error.location, "fix": error.fix, **error.facts}
     return error_response(error.status, error.error, facts, headers)
 
@@ -139,11 +141,6 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 def event(data: bytes, id: str) -> bytes:
     lines = b"".join(b"data: %b\n" % line for line in _LINE_END.split(data))
     return b"id: %b\n%b\n" % (id.encode(), lines)
-
-
-def retry(milliseconds: int) -> bytes:
-    """The time that the client waits before it reconnects."""
-    return b"retry: %d\n\n" % milliseconds
 
 
 async def wait_for(changed: asyncio.Event, heartbeat: float) -> bytes:
