@@ -63,6 +63,8 @@ class LogReader:
 
     def _take(self, most: int) -> list[Entry]:
         found: list[Entry] = []
+        if most == 0:
+            return found
         partitions = list(self._next)
         # Each call begins with another partition, so that none waits until the others are at their end.
         self._turn += 1
