@@ -3,9 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -17,17 +15,14 @@ from starlette.routing import Route
 
 from penstock.audit.lag import GroupLag
 from penstock.core.contracts import Channels, Group, Offsets
-from penstock.core.errors import Unavailable
 from penstock.core.record import Record
 from penstock.gateway.fetch import READ_PARAMETERS, ReadLimits, Start, fetch, no_partition, watch_disconnect
-from penstock.gateway.gateway import LEAVE_TIMEOUT, Gateway, not_found
+from penstock.gateway.gateway import Gateway, not_found
 from penstock.gateway.records import Format, entry_json, partitions_json
-from penstock.gateway.sessions import ConsumerSession, Polled
+from penstock.gateway.sessions import ConsumerSession
 from penstock.web.requests import OriginCheck, OriginCheckMiddleware, Query, media_type
 from penstock.web.responses import Problem, SecurityHeaders, handlers, reply
 from penstock.web.server import http_config, listen, run_server, url_of, wait_first
-
-Result = TypeVar("Result")
 
 OVERVIEW = """\
 Penstock's gateway: channels over HTTP. Errors are JSON: error, place, fix.
@@ -123,7 +118,7 @@ class ChannelRoutes:
         Query(request)
         name = request.path_params["name"]
         await self._gateway.require(name)
-        return reply(await self._gateway.call(partial(_channel_json, self._gateway.channels, name)))
+        return reply(await self._gateway.calls.run(partial(_channel_json, self._gateway.channels, name)))
 
     async def records(self, request: Request) -> Response:
         return await (self._append(request) if request.method == "POST" else self._read(request))
@@ -134,7 +129,7 @@ class ChannelRoutes:
         await self._gateway.require_writable(name)
         async with self._gateway.bodies.body(request) as body:
             decode = self._decode(request, query, kind, form, body)
-            records = decode() if len(body) <= _INLINE else await self._gateway.call(decode)
+            records = decode() if len(body) <= _INLINE else await self._gateway.calls.run(decode)
             await self._gateway.send(name, records)
         return reply({"channel": name, "acknowledged": len(records)})
 
@@ -157,7 +152,7 @@ class ChannelRoutes:
             await self._gateway.require_readable(name)
             start = self._start(query, name)
             read = partial(_read, self._gateway.channels, name, start, limits, form, query)
-            return await (self._gateway.poll(read) if limits.wait else self._gateway.call(read))
+            return await (self._gateway.polls.run(read) if limits.wait else self._gateway.calls.run(read))
 
     def _start(self, query: Query, name: str) -> Start:
         if len(options := [start for start in _STARTS if start in query]) > 1:
@@ -206,13 +201,13 @@ def _restricted(offsets: Offsets, only: int | None, name: str) -> Offsets:
 
 
 def _read(channels: Channels, name: str, start: Start, limits: ReadLimits, form: Format, query: Query) -> Response:
-    fetched = fetch(channels, name, start, limits)
-    offsets = sorted(fetched.offsets.items())
+    entries, next_offsets = fetch(channels, name, start, limits)
+    offsets = sorted(next_offsets.items())
     same = {parameter: text for parameter in READ_PARAMETERS if (text := query.text(parameter)) is not None}
     following = {"offsets": ",".join(f"{partition}:{offset}" for partition, offset in offsets), **same}
     return reply(
         {
-            "records": [entry_json(entry, form) for entry in fetched.entries],
+            "records": [entry_json(entry, form) for entry in entries],
             "offsets": {str(partition): offset for partition, offset in offsets},
             "next": f"/channels/{quote(name, safe='')}/records?{urlencode(following, safe=':,')}",
         }
@@ -243,14 +238,14 @@ class GroupRoutes:
 
     async def all(self, request: Request) -> Response:
         Query(request)
-        return reply({"groups": await self._gateway.call(self._gateway.channels.groups)})
+        return reply({"groups": await self._gateway.calls.run(self._gateway.channels.groups)})
 
     async def one(self, request: Request) -> Response:
         Query(request)
         name, channels = _group_name(request), self._gateway.channels
-        if name not in (names := await self._gateway.call(channels.groups)):
+        if name not in (names := await self._gateway.calls.run(channels.groups)):
             raise not_found("group", name, names, "GET /groups lists all groups")
-        return reply(await self._gateway.call(lambda: _group_json(channels, channels.group(name))))
+        return reply(await self._gateway.calls.run(lambda: _group_json(channels, channels.group(name))))
 
     async def join(self, request: Request) -> Response:
         Query(request)
@@ -261,46 +256,32 @@ class GroupRoutes:
         for name in names:
             await self._gateway.require(name)
         session = await self._gateway.sessions.join(group, names, beginning)
-        url = _url(session)
         timeout = self._settings.session_timeout.total_seconds()
-        document = {"member": session.id, "url": url, "session_timeout_seconds": timeout}
-        return reply(document, 201, {"location": url})
+        document = {"member": session.id, "url": session.url, "session_timeout_seconds": timeout}
+        return reply(document, 201, {"location": session.url})
 
     async def poll(self, request: Request) -> Response:
         query = Query(request, READ_PARAMETERS)
         session, form = self._session(request), Format.of(query)
         async with watch_disconnect(request, self._gateway.closing) as ended:
             limits = ReadLimits.of(query, self._settings, ended)
-            polled = await _result(session.poll(limits), limits.wait + self._timeout, session.group)
-        return await self._gateway.call(partial(_polled, polled, form, session))
+            return await session.poll(limits, form, limits.wait + self._timeout)
 
     async def commit(self, request: Request) -> Response:
         query = Query(request, ("answer",))
         session = self._session(request)
         if "answer" not in query:
             raise Problem(400, "?answer", "it is missing", 'use the address "commit" of a response')
-        await _result(session.commit(query.number("answer", 0)), self._timeout, session.group)
+        await session.commit(query.number("answer", 0), self._timeout)
         return Response(status_code=204)
 
     async def leave(self, request: Request) -> Response:
         Query(request)
-        await self._gateway.sessions.leave(self._session(request), LEAVE_TIMEOUT)
+        await self._gateway.sessions.leave(self._session(request))
         return Response(status_code=204)
 
     def _session(self, request: Request) -> ConsumerSession:
         return self._gateway.sessions.session(_group_name(request), request.path_params["member"])
-
-
-async def _result(future: "Future[Result]", within: float, group: str) -> Result:
-    try:
-        async with asyncio.timeout(within):
-            return await asyncio.wrap_future(future)
-    except TimeoutError:
-        raise Unavailable(f"group {group}", f"it did not answer within {within:g} s") from None
-
-
-def _url(session: ConsumerSession) -> str:
-    return f"/groups/{quote(session.group, safe='')}/members/{session.id}"
 
 
 def _group_name(request: Request) -> str:
@@ -330,21 +311,6 @@ def _subscription(body: bytes) -> tuple[Sequence[str], bool]:
     if start not in ("beginning", "end"):
         raise Problem(400, "from", "it is not a valid start", 'write "beginning" or "end"')
     return channels, start == "beginning"
-
-
-def _polled(polled: Polled, form: Format, session: ConsumerSession) -> Response:
-    return reply(
-        {
-            "records": [entry_json(entry, form) for entry in polled.entries],
-            "held": [
-                {"channel": channel, "partition": partition, "next": offset}
-                for (channel, partition), offset in sorted(polled.held.items())
-            ],
-            "assigned": partitions_json(polled.assigned),
-            "revoked": partitions_json(polled.revoked),
-            "commit": f"{_url(session)}/commit?answer={polled.number}",
-        }
-    )
 
 
 def _group_json(channels: Channels, group: Group) -> dict[str, object]:

@@ -54,14 +54,8 @@ class ReadLimits:
         )
 
 
-@dataclass(frozen=True)
-class Fetched:
-    entries: Sequence[Entry]
-    offsets: Offsets
-
-
-def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) -> Fetched:
-    """Read entries from the start. Problem 410 when they are no longer kept, 416 beyond the end.
+def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) -> tuple[Sequence[Entry], Offsets]:
+    """Read from the start: the entries, and the next offsets. Problem 410 when they are not kept, 416 beyond the end.
 
     A start that moves with the bounds, such as the beginning, is computed again.
     """
@@ -79,7 +73,7 @@ def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) ->
             read_some(reader.read, found, limits, is_behind)
             if not found and is_behind() and not limits.ended():
                 raise Unavailable(f"channel {channel}", "it does not deliver the records that it holds")
-            return Fetched(found, dict(reader.positions(channel)))
+            return found, dict(reader.positions(channel))
     except Unaccounted:
         # Retention may have removed records since the bounds were read.
         now = channels.bounds(channel)

@@ -30,8 +30,6 @@ _NAMES_TTL = 5.0
 _MAX_WRITERS = 1_000
 _WRITABLE_TTL = 60.0
 """Seconds for which it is cached that a channel is not the result of a query."""
-LEAVE_TIMEOUT = 5.0
-"""Seconds within which consumer sessions leave their groups at shutdown."""
 
 
 class Gateway:
@@ -46,8 +44,8 @@ class Gateway:
         self.sessions = Sessions(channels, self.settings, self.clock)
         self.closing = threading.Event()
         """Set at shutdown: long polls end."""
-        self._calls = _Threads(_CALLS, "calls", _CALL_WAIT)
-        self._polls = _Threads(self.settings.polls, "long polls", 0.0)
+        self.calls = _Threads(_CALLS, "calls", _CALL_WAIT)
+        self.polls = _Threads(self.settings.polls, "long polls", 0.0)
         self._sender: Sender | None = None
         self._writers: dict[str, ChannelWriter] = {}
         self._writable: dict[str, float] = {}
@@ -65,22 +63,13 @@ class Gateway:
             finally:
                 self.closing.set()
                 timeout = self.settings.send_timeout.total_seconds()
-                await asyncio.gather(
-                    self.sessions.close(LEAVE_TIMEOUT), *(writer.close(timeout) for writer in self._writers.values())
-                )
-                self._calls.close()
-                self._polls.close()
-
-    async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a blocking call in a thread."""
-        return await self._calls.run(function)
-
-    async def poll(self, function: Callable[[], Result]) -> Result:
-        """As `call`, for long polls."""
-        return await self._polls.run(function)
+                writers = self._writers.values()
+                await asyncio.gather(self.sessions.leave(), *(writer.close(timeout) for writer in writers))
+                self.calls.close()
+                self.polls.close()
 
     async def names(self) -> Sequence[str]:
-        names = await self.call(self.channels.names)
+        names = await self.calls.run(self.channels.names)
         self._names, self._names_read = frozenset(names), self.clock.elapsed()
         return names
 
@@ -105,7 +94,7 @@ class Gateway:
         checked = self._writable.get(channel)
         if checked is None or self.clock.elapsed() - checked > _WRITABLE_TTL:
             self._writable.pop(channel, None)
-            if (refusal := await self.call(partial(protected, channel, self.channels))) is not None:
+            if (refusal := await self.calls.run(partial(protected, channel, self.channels))) is not None:
                 raise Problem(403, f"channel {channel}", *refusal)
             if len(self._writable) >= _MAX_WRITERS:
                 self._writable.clear()
@@ -145,9 +134,7 @@ class _Threads:
     async def run(self, function: Callable[[], Result]) -> Result:
         """The result of the call; Unavailable when no thread is free in time."""
         try:
-            if self._free.locked() and not self._wait:
-                raise TimeoutError
-            async with asyncio.timeout(self._wait or None):
+            async with asyncio.timeout(self._wait):
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable("the gateway", f"{self._size} {self._name} are running already", 1.0) from None

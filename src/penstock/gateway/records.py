@@ -249,8 +249,9 @@ def entry_json(entry: Entry, form: Format) -> dict[str, object]:
     }
 
 
-def size(entry: Entry) -> int:
-    return len(entry.key or b"") + len(entry.value or b"") + sum(len(name) + len(text) for name, text in entry.headers)
+def size(record: Entry | Record) -> int:
+    headers = record.headers if isinstance(record, Entry) else record.extra
+    return len(record.key or b"") + len(record.value or b"") + sum(len(name) + len(text) for name, text in headers)
 
 
 def partitions_json(partitions: Iterable[ChannelPartition]) -> list[dict[str, object]]:

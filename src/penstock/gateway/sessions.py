@@ -1,4 +1,4 @@
-"""Consumer sessions: group members for HTTP clients. A thread renews the lease between two requests.
+"""Consumer sessions: group members for HTTP clients. The lease is renewed between two requests.
 
 Records are delivered again until they are committed, so a lost response loses no record.
 """
@@ -8,51 +8,55 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+from starlette.responses import Response
 
 from penstock.core.clock import Clock
 from penstock.core.contracts import ChannelPartition, Channels, Entry, Member
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.gateway.fetch import ReadLimits, read_some
-from penstock.gateway.records import partitions_json
+from penstock.gateway.records import Format, entry_json, partitions_json
 from penstock.gateway.settings import GatewaySettings
-from penstock.web.responses import Problem
+from penstock.web.responses import Problem, reply
 
 Result = TypeVar("Result")
 
 _HEARTBEAT = 0.5
 """Seconds between two heartbeats of an idle session: shorter than a lease."""
+_LEAVE_TIMEOUT = 5.0
+"""Seconds to wait until sessions have left their groups."""
 _MAX_ENDED = 1_000
 """Ended sessions that are remembered, with the reason."""
 
 
-@dataclass(frozen=True)
-class Polled:
-    entries: Sequence[Entry]
-    held: Mapping[ChannelPartition, int]
-    assigned: Sequence[ChannelPartition]
-    """Since the last response, as is `revoked`."""
-    revoked: Sequence[ChannelPartition]
-    number: int
-    """The number of the response, for its commit."""
-
-
 class ConsumerSession:
-    """A member of a group. It serves one request at a time, and ends on leave, session timeout or an error."""
+    """A member of a group. It serves one request at a time, and ends on leave, session timeout or an error.
+
+    One thread makes all calls of the member. It is a daemon: middleware that does not answer must not delay the exit.
+    """
+
+    _member: Member
 
     def __init__(
         self, channels: Channels, group: str, names: Sequence[str], beginning: bool, timeout: float, clock: Clock
     ) -> None:
-        self.id, self.group, self.channels = secrets.token_hex(16), group, tuple(names)
-        self.joined: Future[None] = _started()
-        self.ended: Future[Problem] = _started()
-        """Set to the reason, once the member has left the group."""
-        self._binder, self._beginning, self._timeout, self._clock = channels, beginning, timeout, clock
-        self._lock, self._wake, self._leaving = threading.Lock(), threading.Event(), threading.Event()
-        self._request: tuple[Callable[[Member], Any], Future[Any]] | None = None
-        """The request that is being served, and its result."""
+        self.id, self.group = secrets.token_hex(16), group
+        self.url = f"/groups/{quote(group, safe='')}/members/{self.id}"
+        self._channels, self._names, self._beginning = channels, names, beginning
+        self._timeout, self._clock = timeout, clock
+        self._membership, self._joined = ExitStack(), False
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._request: asyncio.Future[Any] | None = None
+        """The request that is being served."""
+        self._active = clock.elapsed()
+        """When the last request was served."""
+        self._leaving = asyncio.Event()
+        self._reason = ""
         self._pending: list[Entry] = []
         """Delivered, and not committed."""
         self._number = 0
@@ -60,102 +64,107 @@ class ConsumerSession:
         self._revoked: set[ChannelPartition] = set()
         self._revoked_pending: set[ChannelPartition] = set()
         """Partitions that were revoked while some of their records were pending."""
-        threading.Thread(target=self._run, name=f"gateway-member-{group}", daemon=True).start()
+        threading.Thread(target=self._work, name=f"gateway-member-{group}", daemon=True).start()
+        self.running = asyncio.create_task(self._run())
+        """It ends when the member has left the group."""
 
-    def poll(self, limits: ReadLimits) -> "Future[Polled]":
-        return self._submit(lambda member: self._poll(member, limits))
+    async def join(self, within: float) -> None:
+        await self._serve(self._join, within)
 
-    def commit(self, number: int) -> "Future[None]":
+    async def poll(self, limits: ReadLimits, form: Format, within: float) -> Response:
+        """The records that are not committed, or the next ones; and the changes of the assignment."""
+        return await self._serve(lambda: self._poll(limits, form), within)
+
+    async def commit(self, number: int, within: float) -> None:
         """Commit the records of the response with this number.
 
         Problem 409 when it is not the last response: the client has not received what the commit would cover. Problem
         409 when partitions were revoked meanwhile: nothing is committed, and another call commits the rest.
         """
-        return self._submit(lambda member: self._commit(member, number))
+        await self._serve(lambda: self._commit(number), within)
 
-    def leave(self) -> None:
-        """Start to leave the group; `ended` is set when that is done."""
-        self._leaving.set()
-        self._wake.set()
+    def leave(self, reason: str = "it was asked to") -> None:
+        """Start to leave the group, after the request that is being served."""
+        if not self._leaving.is_set():
+            self._reason = reason
+            self._leaving.set()
 
-    # --- called by requests
+    def require(self) -> None:
+        """Problem 410 when it has left its group."""
+        if self._leaving.is_set():
+            raise Problem(410, f"member {self.id}", f"it has left its group: {self._reason}", "join again")
 
-    def _submit(self, function: Callable[[Member], Result]) -> "Future[Result]":
-        future: Future[Result] = _started()
-        with self._lock:
-            if self.ended.done():
-                raise self.ended.result()
-            if self._leaving.is_set():
-                raise Problem(410, f"member {self.id}", "it is leaving its group", "join again")
-            if self._request is not None:
-                raise Problem(409, f"member {self.id}", "another request of it is in progress", "wait for its response")
-            self._request = function, future
-        self._wake.set()
-        return future
+    # --- in the event loop
 
-    # --- called by the thread
-
-    def _run(self) -> None:
-        failure: PenstockError = Unavailable(f"group {self.group}", "joining failed")
-        reason = "the session failed"
+    async def _serve(self, function: Callable[[], Result], within: float) -> Result:
+        self.require()
+        if self._request is not None:
+            raise Problem(409, f"member {self.id}", "another request of it is in progress", "wait for its response")
+        self._request = request = self._call(function)
+        request.add_done_callback(self._served)
         try:
-            with self._binder.join(self.group, self.channels, self, beginning=self._beginning) as member:
-                self.joined.set_result(None)
-                reason = self._serve(member)
+            async with asyncio.timeout(within):
+                return await asyncio.shield(request)
+        except TimeoutError:
+            raise Unavailable(f"group {self.group}", f"it did not answer within {within:g} s") from None
+
+    def _served(self, request: "asyncio.Future[Any]") -> None:
+        self._request, self._active = None, self._clock.elapsed()
+        error = request.exception()
+        if isinstance(error, Unaccounted) or not self._joined:
+            self.leave(str(error))
+
+    async def _run(self) -> None:
+        """Renew the lease between requests until the session ends; then leave the group."""
+        try:
+            while not self._leaving.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._leaving.wait(), _HEARTBEAT)
+                if self._request is not None:
+                    continue
+                if self._clock.elapsed() - self._active > self._timeout:
+                    self.leave(f"it sent no request for {self._timeout:g} s")
+                elif not self._leaving.is_set():
+                    await self._call(self._heartbeat)
         except PenstockError as error:
-            failure, reason = error, str(error)
+            self.leave(str(error))
         finally:
-            problem = Problem(410, f"member {self.id}", f"it has left its group: {reason}", "join again")
-            if not self.joined.done():
-                self.joined.set_exception(failure)
-            with self._lock:
-                self.ended.set_result(problem)
-                request, self._request = self._request, None
-            if request is not None:
-                request[1].set_exception(problem)
+            self.leave("the session failed")
+            with suppress(PenstockError):
+                await self._call(self._membership.close)
+            self._calls.put(None)
             self._pending.clear()
 
-    def _serve(self, member: Member) -> str:
-        """Serve requests until the session ends; the reason."""
-        active = heartbeat = self._clock.elapsed()
-        while not self._leaving.is_set():
-            if self._wake.wait(_HEARTBEAT):
-                self._wake.clear()
-                self._serve_request(member)
-                active = self._clock.elapsed()
-            now = self._clock.elapsed()
-            if now - active > self._timeout:
-                self._leaving.set()
-                return f"it sent no request for {self._timeout:g} s"
-            if now - heartbeat >= _HEARTBEAT:
-                heartbeat = now
-                self._heartbeat(member)
-        return "it was asked to"
+    def _call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
+        future: Future[Result] = Future()
+        future.set_running_or_notify_cancel()  # A request that stops waiting must not cancel it.
+        self._calls.put((function, future))
+        return asyncio.wrap_future(future)
 
-    def _serve_request(self, member: Member) -> None:
-        if self._request is None:
-            return
-        function, future = self._request
-        try:
-            result = function(member)
-        except PenstockError as error:
-            self._request = None
-            future.set_exception(error)
-            if isinstance(error, Unaccounted):
-                raise
-        else:
-            # Before the result: the client may send its next request at once.
-            self._request = None
-            future.set_result(result)
+    # --- in the thread
 
-    def _heartbeat(self, member: Member) -> None:
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, future = call
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 # it is raised where the result is awaited
+                future.set_exception(error)
+
+    def _join(self) -> None:
+        joining = self._channels.join(self.group, self._names, self, beginning=self._beginning)
+        self._member = self._membership.enter_context(joining)
+        self._joined = True
+
+    def _heartbeat(self) -> None:
         """Renew the lease and take part in rebalances. It must not read records: a commit would cover them."""
         with suppress(Unavailable):  # The next request gets the error, if it persists.
-            if early := member.read(0, 0):
+            if early := self._member.read(0, 0):
                 why = f"{len(early)} records were delivered although 0 were requested: nothing can be committed"
                 raise Unaccounted(early[0].channel, (), why)
 
-    def _poll(self, member: Member, limits: ReadLimits) -> Polled:
+    def _poll(self, limits: ReadLimits, form: Format) -> Response:
+        member = self._member
         if not self._pending:
             self._number += 1
             until_leaving = replace(limits, ended=lambda: limits.ended() or self._leaving.is_set())
@@ -163,20 +172,29 @@ class ConsumerSession:
             # Without entries of partitions that were revoked while they were being read.
             held = member.held()
             self._pending[:] = [entry for entry in self._pending if (entry.channel, entry.partition) in held]
-        assigned, revoked = sorted(self._assigned), sorted(self._revoked)
+        document = {
+            "records": [entry_json(entry, form) for entry in self._pending],
+            "held": [
+                {"channel": channel, "partition": partition, "next": offset}
+                for (channel, partition), offset in sorted(member.held().items())
+            ],
+            "assigned": partitions_json(sorted(self._assigned)),
+            "revoked": partitions_json(sorted(self._revoked)),
+            "commit": f"{self.url}/commit?answer={self._number}",
+        }
         self._assigned.clear()
         self._revoked.clear()
-        return Polled(tuple(self._pending), member.held(), assigned, revoked, self._number)
+        return reply(document)
 
-    def _commit(self, member: Member, number: int) -> None:
+    def _commit(self, number: int) -> None:
         if number != self._number:
             why = f"response {number} is not the last one, which is {self._number}: nothing was committed"
             raise Problem(409, f"member {self.id}", why, "read again: records are delivered until they are committed")
         self._require_assigned()
         try:
-            member.commit()
+            self._member.commit()
         except Unavailable:
-            self._heartbeat(member)
+            self._heartbeat()
             self._require_assigned()
             raise
         self._pending.clear()
@@ -211,13 +229,6 @@ class ConsumerSession:
         self.revoked(partitions)
 
 
-def _started() -> "Future[Result]":
-    """A future that a waiting request cannot cancel."""
-    future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
 class Sessions:
     """All consumer sessions of this gateway."""
 
@@ -226,7 +237,7 @@ class Sessions:
         self._sessions: dict[str, ConsumerSession] = {}
 
     async def join(self, group: str, names: Sequence[str], beginning: bool) -> ConsumerSession:
-        ended = [session.id for session in self._sessions.values() if session.ended.done()]
+        ended = [session.id for session in self._sessions.values() if session.running.done()]
         if len(self._sessions) - len(ended) >= self._settings.members:
             raise Unavailable("the gateway", f"it has {self._settings.members} consumer sessions already", 5.0)
         for member in ended[:-_MAX_ENDED]:
@@ -235,11 +246,10 @@ class Sessions:
         session = ConsumerSession(self._channels, group, names, beginning, timeout, self._clock)
         self._sessions[session.id] = session
         try:
-            async with asyncio.timeout(self._settings.send_timeout.total_seconds()):
-                await asyncio.wrap_future(session.joined)
-        except TimeoutError:
-            session.leave()
-            raise Unavailable(f"group {group}", "joining timed out") from None
+            await session.join(self._settings.send_timeout.total_seconds())
+        except PenstockError:
+            session.leave("joining failed")
+            raise
         return session
 
     def session(self, group: str, member: str) -> ConsumerSession:
@@ -247,15 +257,13 @@ class Sessions:
         if session is None or session.group != group:
             fix = f"join with POST /groups/{group}/members"
             raise Problem(404, f"group {group}", f'member "{member}" not found', fix)
-        if session.ended.done():
-            raise session.ended.result()
+        session.require()
         return session
 
-    async def leave(self, session: ConsumerSession, within: float) -> None:
-        session.leave()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await asyncio.wrap_future(session.ended)
-
-    async def close(self, within: float) -> None:
-        await asyncio.gather(*(self.leave(session, within) for session in list(self._sessions.values())))
+    async def leave(self, *sessions: ConsumerSession) -> None:
+        """Let these leave their groups, or all."""
+        leaving = sessions or tuple(self._sessions.values())
+        for session in leaving:
+            session.leave()
+        if leaving:
+            await asyncio.wait([session.running for session in leaving], timeout=_LEAVE_TIMEOUT)

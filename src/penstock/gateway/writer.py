@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Sender
-from penstock.core.errors import PenstockError, Refused, Unavailable
+from penstock.core.errors import PenstockError, Refused, Unavailable, backoff
 from penstock.core.record import Origin, Record
+from penstock.gateway.records import size
 
 log = logging.getLogger(__name__)
 
 _BATCH = 10_000
 """The most records in a batch, unless a single request has more."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 @dataclass(eq=False)
@@ -85,15 +85,14 @@ class ChannelWriter:
         # Continues after the timeout of a request: its records may still arrive, and no later batch may overtake them.
         try:
             while self._waiting:
-                batch, complete = self._next(), False
+                batch = self._next()
                 self._since = self._clock.elapsed()
-                self.in_flight_bytes = sum(_size(record) for request in batch for record in request.records)
+                self.in_flight_bytes = sum(size(record) for request in batch for record in request.records)
                 try:
                     await self._deliver(batch)
-                    complete = True
-                finally:
-                    if not complete:
-                        self._settle(batch, Unavailable(f"channel {self._channel}", "sending was cancelled"))
+                except BaseException:
+                    self._settle(batch, Unavailable(f"channel {self._channel}", "sending was cancelled"))
+                    raise
         finally:
             self._sending, self._since, self._last_error, self.in_flight_bytes = None, None, "", 0
 
@@ -107,22 +106,20 @@ class ChannelWriter:
 
     async def _deliver(self, batch: Sequence[_Request]) -> None:
         """Send the batch, and settle each of its requests."""
+        failure: PenstockError | None = None
         try:
             await self._send_until_acknowledged([record for request in batch for record in request.records])
         except PenstockError as error:
-            if not isinstance(error, Refused) or len(batch) == 1:
-                self._settle(batch, error)
-                return
+            failure = error
+        if isinstance(failure, Refused) and len(batch) > 1:
+            # The record of one request may be the cause: send them one by one, so that the others succeed.
+            for request in batch:
+                await self._deliver([request])
         else:
-            self._settle(batch, None)
-            return
-        # The record of one request may be the cause: send them one by one, so that the others succeed.
-        for request in batch:
-            await self._deliver([request])
+            self._settle(batch, failure)
 
     async def _send_until_acknowledged(self, records: Sequence[Record]) -> None:
-        pause = _FIRST_PAUSE
-        while True:
+        for pause in backoff():
             try:
                 await self._sender.send(self._channel, records)
                 self._last_error = ""
@@ -133,7 +130,6 @@ class ChannelWriter:
                 # Some records may be there. Without a retry, the rest would be a gap before later records.
                 self._last_error = f" ({error})"
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _settle(self, batch: Sequence[_Request], failure: PenstockError | None) -> None:
         if failure is not None:
@@ -161,7 +157,3 @@ class ChannelWriter:
                 yield replace(record, origin=Origin(self._name, self._epoch, self._last, request.received))
             else:
                 yield record
-
-
-def _size(record: Record) -> int:
-    return len(record.key or b"") + len(record.value or b"") + sum(len(name) + len(text) for name, text in record.extra)
