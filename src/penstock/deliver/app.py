@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import uvicorn
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels
@@ -106,7 +104,16 @@ async def serve(
     settings: DeliverSettings = app.state.settings
     with listen("the page's", host, port, settings.idle_timeout.total_seconds()) as listener:
         checked = OriginCheckMiddleware(app, OriginCheck(listener, host, origins=settings.origins))
-        async with run_server(_config(checked, settings), listener) as serving:
+        config = server_config(
+            checked,
+            settings.connections,
+            settings.idle_timeout.total_seconds(),
+            _SHUTDOWN_TIMEOUT,
+            ws="websockets-sansio",
+            ws_max_size=MAX_MESSAGE,
+            ws_per_message_deflate=False,
+        )
+        async with run_server(config, listener) as serving:
             try:
                 if ready and not serving.done():
                     ready(url_of(host, listener))
@@ -126,15 +133,3 @@ class _NoFalseErrors(logging.Filter):
 
 
 logging.getLogger("uvicorn.error").addFilter(_NoFalseErrors())
-
-
-def _config(app: ASGIApp, settings: DeliverSettings) -> uvicorn.Config:
-    return server_config(
-        app,
-        settings.connections,
-        settings.idle_timeout.total_seconds(),
-        _SHUTDOWN_TIMEOUT,
-        ws="websockets-sansio",
-        ws_max_size=MAX_MESSAGE,
-        ws_per_message_deflate=False,
-    )

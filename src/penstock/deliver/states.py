@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+import httpx
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,15 +20,14 @@ PROCESS, ADDRESS = "analyse", "answers"
 """The process that serves the state, and the field of its status with its address."""
 
 _TIMEOUT = 45.0
-_READ_SIZE = 64 << 20
 _MAX_REQUESTS = 32
 
 
 class StateEndpoint:
     """Forwards requests for state to the analysis."""
 
-    def __init__(self, delivery: Delivery, clock: Clock, timeout: float = _TIMEOUT) -> None:
-        self._delivery, self._clock, self._timeout = delivery, clock, timeout
+    def __init__(self, delivery: Delivery, clock: Clock) -> None:
+        self._delivery, self._clock = delivery, clock
         self._open = 0
 
     async def get(self, request: Request) -> Response:
@@ -55,17 +55,21 @@ class StateEndpoint:
             return error_response(503, f"too many requests for state: the limit is {_MAX_REQUESTS}")
         self._open += 1
         try:
-            status, document = await _fetch(address, path, self._timeout)
+            async with asyncio.timeout(_TIMEOUT), httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                answer = await client.get(address + path)
+            document = answer.json()
+            if not isinstance(document, dict):
+                raise ValueError("its answer is not a JSON object")
         except TimeoutError:
-            return _unavailable(f"no answer within {self._timeout:g} s")
-        except (OSError, ValueError, EOFError) as error:
+            return _unavailable(f"no answer within {_TIMEOUT:g} s")
+        except (httpx.HTTPError, ValueError) as error:
             return _unavailable(str(error))
         finally:
             self._open -= 1
-        if status == 200:
+        if answer.status_code == 200:
             return document
         facts = {name: value for name, value in document.items() if name != "error"}
-        return error_response(status, str(document.get("error", "")), facts)
+        return error_response(answer.status_code, str(document.get("error", "")), facts)
 
     def _address(self) -> str | None:
         status = self._delivery.process_status(PROCESS)
@@ -105,25 +109,6 @@ def readings(key: object) -> list[object]:
         with suppress(orjson.JSONDecodeError):
             found.append([orjson.loads(key[0])])
     return found
-
-
-async def _fetch(address: str, path: str, seconds: float) -> tuple[int, dict[str, Any]]:
-    """A GET request with HTTP/1.0, where the end of the connection ends the response."""
-    parts = urlsplit(address)
-    async with asyncio.timeout(seconds):
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=_READ_SIZE)
-        try:
-            writer.write(f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-            body = await reader.read(_READ_SIZE)
-            while more := await reader.read(_READ_SIZE):
-                body += more
-        finally:
-            writer.close()
-    document = orjson.loads(body)
-    if not isinstance(document, dict):
-        raise ValueError("its answer is not a JSON object")
-    return int(head.split(b" ", 2)[1]), document
 
 
 def _unavailable(why: str) -> Response:

@@ -25,7 +25,6 @@ from starlette.routing import Route
 
 from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.ingest import IngestLoop
-from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured, Unavailable, backoff
 from penstock.core.signatures import parse_secrets
@@ -42,6 +41,8 @@ from penstock.web.responses import (
 )
 from penstock.web.server import http_config, listen, run_server, url_of, wait_first
 from penstock.web.webhook import TIMEOUT, Rejected, Webhook, new_id
+
+log = logging.getLogger(__name__)
 
 _SEND_TIMEOUT = 30.0
 """Seconds after which a device that does not read is disconnected."""
@@ -91,33 +92,35 @@ class PushProxy:
         After the end of the upstream, stored events are still served. Raises the error that ends the ingest loop.
         """
         queue = DeviceQueue(SqliteChannels(self.folder), self.most)
-        await queue.prepare()
+        await asyncio.to_thread(queue.prepare)
         ingest = IngestLoop(
             QueuedSource(self.source, queue), CHANNEL, queue.disk, dead=DEAD, heartbeats=HEARTBEATS, bookmarks=BOOKMARKS
         )
         with listen("the proxy's", host, port, _SEND_TIMEOUT) as listener:
             where = url_of(host, listener)
-            app = build(queue, self.token, self.heartbeat.total_seconds())
-            named = OriginCheckMiddleware(
-                app, OriginCheck(listener, host, origins=[self.public.rstrip("/")] if self.public else ())
+            public = (self.public or where).rstrip("/")
+            app = OriginCheckMiddleware(
+                build(queue, self.token, self.heartbeat.total_seconds()),
+                OriginCheck(listener, host, origins=[public] if self.public else ()),
             )
-            config = http_config(named, _CONNECTIONS, _SEND_TIMEOUT, _FAREWELL)
-            ingesting = asyncio.create_task(self._ingest(ingest, stop))
-            waking = asyncio.create_task(self._wake(queue, (self.public or where).rstrip("/")))
+            config = http_config(app, _CONNECTIONS, _SEND_TIMEOUT, _FAREWELL)
+            tasks = [asyncio.create_task(self._ingest(ingest, stop))]
+            if self.wake:
+                tasks.append(asyncio.create_task(Waker(self, queue, f"{public}/events").run()))
             try:
                 async with run_server(config, listener) as serving:
                     try:
                         if ready and not serving.done():
                             ready(where)
-                        await wait_first(serving, ingesting, waking, stop.wait())
+                        await wait_first(serving, *tasks, stop.wait())
                     finally:
                         queue.closing = True
                         queue.notify()
             finally:
-                waking.cancel()
-                if not stop.is_set():
-                    ingesting.cancel()
-                ends = await asyncio.gather(ingesting, waking, return_exceptions=True)
+                # After `stop`, the ingest loop ends by itself.
+                for task in tasks[1:] if stop.is_set() else tasks:
+                    task.cancel()
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception):
                 raise end
@@ -126,79 +129,64 @@ class PushProxy:
         await ingest.run(stop)
         await stop.wait()
 
-    async def _wake(self, queue: DeviceQueue, where: str) -> None:
-        if not self.wake:
-            await asyncio.Event().wait()
-        key = (parse_secrets("the proxy's secret", self.secret) or [b""])[0]
-        again, asleep_after = self.again.total_seconds(), self.asleep_after.total_seconds()
-        await Waker(queue, self.wake, key, f"{where}/events", again, asleep_after).run()
-
 
 def build(queue: DeviceQueue, token: str, heartbeat: float) -> Starlette:
     """`token`: the bearer token of the device; empty: none is required."""
-    sessions = _Sessions(queue, token, heartbeat)
-    return Starlette(
-        routes=[Route("/", sessions.overview), Route("/events", sessions.events)],
-        middleware=[Middleware(SecurityHeaders)],
-    )
 
-
-class _Sessions:
-    """One device at a time: a new connection ends the one before."""
-
-    def __init__(self, queue: DeviceQueue, token: str, heartbeat: float) -> None:
-        self._queue, self._token, self._heartbeat = queue, token.encode(), heartbeat
-        self.last: _Session | None = None
-
-    async def overview(self, request: Request) -> Response:
-        if (refused := self._refused(request)) is not None:
+    async def overview(request: Request) -> Response:
+        if (refused := _unauthorized(request, token)) is not None:
             return refused
-        queue = self._queue
         return reply({"waiting": queue.waiting, "bytes": queue.bytes, "connected": queue.connected})
 
-    async def events(self, request: Request) -> Response:
-        if (refused := self._refused(request)) is not None:
+    async def events(request: Request) -> Response:
+        if (refused := _unauthorized(request, token)) is not None:
             return refused
-        queue = self._queue
         if queue.closing:
             return error_response(503, "the proxy is stopping; try again later")
         if (position := queue.position(request.headers.get("last-event-id"))) is not None:
             await queue.acknowledge(position)
-        return _Session(self, queue, queue.acknowledged if position is None else position, self._heartbeat)
+        return _Session(queue, queue.acknowledged if position is None else position, heartbeat)
 
-    def _refused(self, request: Request) -> Response | None:
-        header = request.headers.get("authorization", "").encode("latin-1", "replace")
-        if not self._token or hmac.compare_digest(header, b"Bearer " + self._token):
-            return None
-        facts = {"place": "the header authorization", "fix": "send the token of this proxy as a bearer token"}
-        return error_response(401, "the bearer token is missing or wrong", facts, {"www-authenticate": "Bearer"})
+    return Starlette(
+        routes=[Route("/", overview), Route("/events", events)],
+        middleware=[Middleware(SecurityHeaders)],
+    )
+
+
+def _unauthorized(request: Request, token: str) -> Response | None:
+    header = request.headers.get("authorization", "").encode("latin-1", "replace")
+    if not token or hmac.compare_digest(header, b"Bearer " + token.encode()):
+        return None
+    facts = {"place": "the header authorization", "fix": "send the token of this proxy as a bearer token"}
+    return error_response(401, "the bearer token is missing or wrong", facts, {"www-authenticate": "Bearer"})
 
 
 class _Session(ServerSentEvents):
-    """One connection. It ends after some megabytes, so that the device connects again and acknowledges them."""
+    """One connection; a new one ends the one before.
 
-    def __init__(self, sessions: _Sessions, queue: DeviceQueue, position: int, heartbeat: float) -> None:
+    It ends after some megabytes, so that the device connects again and acknowledges them.
+    """
+
+    def __init__(self, queue: DeviceQueue, position: int, heartbeat: float) -> None:
         super().__init__(_SEND_TIMEOUT)
-        self._sessions, self._queue, self._position, self._heartbeat = sessions, queue, position, heartbeat
+        self._queue, self._position, self._heartbeat = queue, position, heartbeat
 
     async def stream(self, write: Write) -> None:
-        queue, changed = self._queue, asyncio.Event()
-        self._sessions.last, queue.connected = self, True
-        queue.listeners.add(changed)
+        queue = self._queue
+        queue.session = self
         queue.notify()
         try:
-            await self._send_events(write, changed)
+            await self._send_events(write)
         finally:
-            queue.listeners.discard(changed)
-            if self._sessions.last is self:
-                queue.connected, queue.left = False, time.monotonic()
+            if queue.session is self:
+                queue.session, queue.left = None, time.monotonic()
                 queue.notify()
 
-    async def _send_events(self, write: Write, changed: asyncio.Event) -> None:
+    async def _send_events(self, write: Write) -> None:
         queue, sent = self._queue, 0
         text = b"retry: 500\n\n"
-        while not queue.closing and self._sessions.last is self and sent < queue.most // 4:
-            changed.clear()
+        while not queue.closing and queue.session is self and sent < queue.most // 4:
+            changed = queue.changed
             entries = await queue.since(self._position) if self._position < queue.end else ()
             text += b"".join(event(entry.value or b"", queue.token(entry.offset)) for entry in entries)
             if text:
@@ -212,9 +200,6 @@ class _Session(ServerSentEvents):
             text = await wait_for(changed, self._heartbeat)
 
 
-log = logging.getLogger(__name__)
-
-
 class Waker:
     """Wakes the device once per sleep, and again after `again` seconds.
 
@@ -222,37 +207,21 @@ class Waker:
     only after `again`: it probably has them.
     """
 
-    def __init__(
-        self,
-        queue: DeviceQueue,
-        url: str,
-        key: bytes,
-        following: str,
-        again: float,
-        asleep_after: float,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, proxy: PushProxy, queue: DeviceQueue, following: str) -> None:
         self._queue, self._following = queue, following
-        self._webhook = Webhook(url, key, clock or SystemClock())
-        self._again, self._asleep_after = again, asleep_after
-        self._changed = asyncio.Event()
-        self.woken = 0
+        key = (parse_secrets("the proxy's secret", proxy.secret) or [b""])[0]
+        self._webhook = Webhook(proxy.wake, key)
+        self._again, self._asleep_after = proxy.again.total_seconds(), proxy.asleep_after.total_seconds()
 
     async def run(self) -> None:
         """Run until cancelled."""
-        self._queue.listeners.add(self._changed)
-        try:
-            verify = ssl.create_default_context()
-            async with httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client:
-                while True:
-                    while (left := self._due()) is None or left > 0:
-                        await self._change(left)
-                    await self._wake(client)
-                    until = time.monotonic() + self._again
-                    while not self._queue.connected and (left := until - time.monotonic()) > 0:
-                        await self._change(left)
-        finally:
-            self._queue.listeners.discard(self._changed)
+        verify = ssl.create_default_context()
+        async with httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client:
+            while True:
+                while (left := self._due()) is None or left > 0:
+                    await self._change(left)
+                await self._wake(client)
+                await self._pause(self._again)
 
     def _due(self) -> float | None:
         """Seconds until the device has to be woken; None while that is not known."""
@@ -263,9 +232,14 @@ class Waker:
         return queue.left + timeout - time.monotonic()
 
     async def _change(self, within: float | None) -> None:
-        self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), within)
+            await asyncio.wait_for(self._queue.changed.wait(), within)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the device connects."""
+        until = time.monotonic() + seconds
+        while not self._queue.connected and (left := until - time.monotonic()) > 0:
+            await self._change(left)
 
     async def _wake(self, client: httpx.AsyncClient) -> None:
         """Post until the webhook accepts it, or the device connects."""
@@ -274,15 +248,11 @@ class Waker:
             try:
                 data = {"waiting": self._queue.waiting, "next": self._following}
                 await self._webhook.post_async(client, self._webhook.message("device.wake", data, id))
+                return
             except Unavailable as error:
                 log.log(logging.DEBUG if troubled else logging.WARNING, "%s", error)
                 troubled = True
-                until = time.monotonic() + (next(delays) if error.retry_after is None else error.retry_after)
-                while not self._queue.connected and (left := until - time.monotonic()) > 0:
-                    await self._change(left)
+                await self._pause(next(delays) if error.retry_after is None else error.retry_after)
             except Rejected as error:
                 log.error("%s; the device is not woken before %g s", error, self._again)
-                return
-            else:
-                self.woken += 1
                 return

@@ -1,6 +1,7 @@
 """The events that a push proxy stores for its device, and the last one that the device has acknowledged."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -39,24 +40,27 @@ class DeviceQueue:
         self.generation = ""
         self.acknowledged = self.sent = self.end = 0
         self.bytes = 0
-        self.connected = False
+        self.session: object | None = None
+        """The connection of the device."""
         self.left = time.monotonic()
         """When the device disconnected."""
         self.closing = False
-        self.listeners: set[asyncio.Event] = set()
-        """Set when the state changes."""
-        self._in_flight = 0
-        self._freed, self._disk_alone = asyncio.Event(), asyncio.Lock()
+        self.changed = asyncio.Event()
+        """Set, and replaced by a new one, when the state changes."""
+        self.in_flight = 0
+        """Bytes that are being stored."""
+        self._disk_alone = asyncio.Lock()
+
+    @property
+    def connected(self) -> bool:
+        return self.session is not None
 
     @property
     def waiting(self) -> int:
         """The number of unacknowledged events."""
         return self.end - self.acknowledged
 
-    async def prepare(self) -> None:
-        await asyncio.to_thread(self._prepare)
-
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         self.disk.ensure(TOPICS)
         # After the folder was created again, a device has positions of another channel.
         self.generation = self.disk.topic_id(CHANNEL)[:8]
@@ -72,15 +76,10 @@ class DeviceQueue:
 
     def position(self, token: str | None) -> int | None:
         """The position behind the event with this id; None if the id is of another channel."""
-        generation, separator, offset = (token or "").partition("-")
-        if (
-            generation != self.generation
-            or not separator
-            or not (offset.isascii() and offset.isdecimal())
-            or len(offset) > 18
-        ):
+        match = re.fullmatch(r"(\w+)-(\d{1,18})", token or "", re.ASCII)
+        if match is None or match[1] != self.generation or int(match[2]) >= self.end:
             return None
-        return int(offset) + 1 if int(offset) < self.end else None
+        return int(match[2]) + 1
 
     def token(self, offset: int) -> str:
         return f"{self.generation}-{offset}"
@@ -92,7 +91,6 @@ class DeviceQueue:
             self.sent = max(self.sent, position)
             async with self._disk_alone:
                 await asyncio.to_thread(self._forget, position)
-            self._freed.set()
             self.notify()
 
     def _forget(self, position: int) -> None:
@@ -100,16 +98,11 @@ class DeviceQueue:
         self.disk.forget(CHANNEL, {0: position})
         self._measure()
 
-    def add_in_flight(self, size: int) -> None:
-        """Count bytes that are being stored."""
-        self._in_flight += size
-
-    async def resume(self, size: int) -> None:
+    async def stored(self, size: int) -> None:
         """Count bytes that are stored now."""
         async with self._disk_alone:
             await asyncio.to_thread(self._look)
-        self._in_flight -= size
-        self._freed.set()
+        self.in_flight -= size
         self.notify()
 
     def _look(self) -> None:
@@ -120,9 +113,8 @@ class DeviceQueue:
         self._measure()
 
     async def wait_for_room(self) -> None:
-        while self.bytes + self._in_flight >= self.most:
-            self._freed.clear()
-            await self._freed.wait()
+        while self.bytes + self.in_flight >= self.most:
+            await self.changed.wait()
 
     async def since(self, position: int) -> Sequence[Entry]:
         """Some events from a position on, or from the first one that is kept."""
@@ -139,8 +131,8 @@ class DeviceQueue:
         return found
 
     def notify(self) -> None:
-        for event in self.listeners:
-            event.set()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 @dataclass(frozen=True)
@@ -162,10 +154,10 @@ class QueuedSource(SourceWrapper):
 
     def _counting(self, intake: Intake) -> Intake:
         size = sum(len(arrival.value) for arrival in intake.arrivals if isinstance(arrival, Arrival))
-        self.queue.add_in_flight(size)
+        self.queue.in_flight += size
 
         async def settle(error: Exception | None) -> None:
             await intake.settle(error)
-            await self.queue.resume(size)
+            await self.queue.stored(size)
 
         return Intake(intake.arrivals, settle)
