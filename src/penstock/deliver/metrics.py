@@ -4,25 +4,18 @@ Unknown values are omitted: a series that ends is clearer than an invented numbe
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 
 from prometheus_client import Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
-from prometheus_client.samples import Sample
 
 from penstock.audit.judge import Verdict
 from penstock.core.clock import is_running
 
-_COUNTERS = (
+_METRICS = (
     ("records_total", "Records that a stage read, by outcome.", "stage channel outcome"),
     ("deaths_total", "Deaths of a process since the run began.", "process"),
-)
-_SUMMARIES = (
-    ("latency_seconds", "Latency from the sender of a record to the end of a stage.", "stage channel"),
-    ("step_seconds", "Latency from the beginning to the end of a stage.", "stage channel"),
-)
-_GAUGES = (
     ("in_flight", "Records that a stage has not read yet.", "stage channel"),
     ("missing", "Records that a stage should have read, and has not.", "stage channel"),
     ("verdict", "1 for the verdict of the audit, 0 for the other two.", "verdict"),
@@ -46,7 +39,11 @@ _GAUGES = (
     ("query_state_cache_hit_ratio", "Share of the state blocks of the last batch that were in memory.", "query"),
     ("up", "1 if a process has reported within the last 10 seconds.", "process"),
     ("memory_bytes", "Memory of a process, with its children if they are visible.", "process"),
+    ("latency_seconds", "Latency from the sender of a record to the end of a stage.", "stage channel"),
+    ("step_seconds", "Latency from the beginning to the end of a stage.", "stage channel"),
 )
+"""Names, texts and labels. Counters end in `_total`; the others are gauges, except `_SUMMARIES`."""
+_SUMMARIES = ("latency_seconds", "step_seconds")
 _QUANTILES = {"0": "min", "0.5": "p50", "0.95": "p95", "0.99": "p99", "1": "max"}
 _QUERY = "query:"
 
@@ -66,41 +63,31 @@ class _Collector:
     """All metrics. Values that are not numbers are omitted; values with equal labels are added."""
 
     def __init__(self) -> None:
-        prefix = "penstock_"
-        self._summaries = {
-            name: SummaryMetricFamily(prefix + name, text, labels=labels.split()) for name, text, labels in _SUMMARIES
-        }
-        self._others: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
-            **{
-                name: CounterMetricFamily(prefix + name, text, labels=labels.split())
-                for name, text, labels in _COUNTERS
-            },
-            **{name: GaugeMetricFamily(prefix + name, text, labels=labels.split()) for name, text, labels in _GAUGES},
-        }
+        self._samples: defaultdict[str, dict[tuple[str, tuple[str, ...]], _Number]] = defaultdict(dict)
 
-    def add(self, name: str, value: object, *labels: str) -> None:
-        if (number := _number(value)) is not None:
-            self._others[name].add_metric(labels, number)
+    def add(self, name: str, value: object, *labels: str, suffix: str = "") -> None:
+        samples, series = self._samples[name], (suffix, labels)
+        if (number := _number(value)) is not None and (total := _number(samples.get(series, 0) + number)) is not None:
+            samples[series] = total
 
     def add_summary(self, name: str, summary: object, stage: str, channel: str) -> None:
         """Add a summary in milliseconds as seconds; the quantiles 0 and 1 are the minimum and the maximum."""
-        metric, latency = self._summaries[name], _document(summary)
+        latency = _document(summary)
         for quantile, figure in _QUANTILES.items():
-            if (seconds := _seconds(latency.get(figure))) is not None:
-                metric.add_sample(metric.name, {"stage": stage, "channel": channel, "quantile": quantile}, seconds)
+            self.add(name, _seconds(latency.get(figure)), stage, channel, quantile)
         count, mean = _number(latency.get("count")), _seconds(latency.get("mean"))
         if count is not None and mean is not None and (total := _number(mean * count)) is not None:
-            metric.add_metric([stage, channel], int(count), total)
+            self.add(name, int(count), stage, channel, suffix="_count")
+            self.add(name, total, stage, channel, suffix="_sum")
 
     def collect(self) -> Iterator[Metric]:
-        for metric in (*self._others.values(), *self._summaries.values()):
-            totals: dict[tuple[str, tuple[tuple[str, str], ...]], _Number] = {}
-            for sample in metric.samples:
-                series = sample.name, tuple(sample.labels.items())
-                if (total := _number(totals.get(series, 0) + sample.value)) is not None:
-                    totals[series] = total
-            metric.samples = [Sample(name, dict(labels), total) for (name, labels), total in totals.items()]
-            if totals:
+        for name, text, labels in _METRICS:
+            kind = "counter" if name.endswith("_total") else "summary" if name in _SUMMARIES else "gauge"
+            metric = Metric(f"penstock_{name.removesuffix('_total')}", text, kind)
+            for (suffix, values), number in self._samples[name].items():
+                named = dict(zip((*labels.split(), "quantile"), values, strict=False))
+                metric.add_sample(f"penstock_{name}{suffix}", named, number)
+            if metric.samples:
                 yield metric
 
 

@@ -1,6 +1,7 @@
 """The state of a query by key: a request to the analysis, and the newest row of the key from the feed."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,9 @@ from penstock.web.responses import error_response, reply
 
 PROCESS, ADDRESS = "analyse", "answers"
 """The process that serves the state, and the field of its status with its address."""
+
+# httpx logs each request with its whole address, which has the key.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 _TIMEOUT = 45.0
 _MAX_REQUESTS = 32
