@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable
+from functools import partial
 
 import orjson
 from starlette.requests import HTTPConnection, Request
@@ -36,9 +37,22 @@ class FeedEndpoint:
             return live
         if wants_events:
             token = request.headers.get("last-event-id") or _after(request)
-            return EventStream(self._delivery, live, token, self._timeout)
+            return ServerSentEvents(partial(self._stream, live, token), self._timeout)
         message = live.feed.join(_after(request))
         return Response(message.text, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def _stream(self, live: LiveFeed, token: str | None, write: Write) -> None:
+        """Write server-sent events. The id of each event is the position after it."""
+        with live.following() as waker:
+            follower = Follower(live.feed, token)
+            text = b"retry: 1000\n\n"
+            while not self._delivery.closing.is_set():
+                waker.clear()
+                if message := follower.take():
+                    text += event(message.text.encode(), message.position)
+                if text:
+                    await write(text)
+                text = await wait_for(waker, _HEARTBEAT)
 
     async def websocket(self, socket: WebSocket) -> None:
         live = await self._open(socket, follow=True)
@@ -148,23 +162,3 @@ class WebSocketClient:
 
 def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-class EventStream(ServerSentEvents):
-    """One client of server-sent events. The id of each event is the position after it."""
-
-    def __init__(self, delivery: Delivery, live: LiveFeed, token: str | None, timeout: float) -> None:
-        super().__init__(timeout)
-        self._delivery, self._live, self._token = delivery, live, token
-
-    async def stream(self, write: Write) -> None:
-        with self._live.following() as waker:
-            follower = Follower(self._live.feed, self._token)
-            text = b"retry: 1000\n\n"
-            while not self._delivery.closing.is_set():
-                waker.clear()
-                if message := follower.take():
-                    text += event(message.text.encode(), message.position)
-                if text:
-                    await write(text)
-                text = await wait_for(waker, _HEARTBEAT)

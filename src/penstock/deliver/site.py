@@ -5,7 +5,7 @@ import gzip
 import html
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -14,16 +14,15 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+import orjson
 import vl_convert
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.web.responses import reply
-
 VEGA_VERSION = version("vl-convert-python")
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-_PAGES = {"/": "index.html", "/audit": "audit.html"}
+_PATHS = {"index.html": "/", "audit.html": "/audit"}
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -70,14 +69,15 @@ class Site:
     def __init__(
         self, charts: Sequence[ChartSpec], graph: Mapping[str, object], title: str, cache: Path | None
     ) -> None:
-        self._charts = [asdict(chart) for chart in charts]
-        self._graph = graph
         self._cache = cache
         self._vega: asyncio.Future[_File] | None = None
         replacements = {"{{title}}": html.escape(title), "{{vega}}": VEGA_VERSION}
         self._files = {
-            file.name: _page_file(file, replacements) for file in (files("penstock.deliver") / "page").iterdir()
+            _PATHS.get(file.name, f"/{file.name}"): _page_file(file, replacements)
+            for file in (files("penstock.deliver") / "page").iterdir()
         }
+        for path, document in (("/charts", [asdict(chart) for chart in charts]), ("/graph", graph)):
+            self._files[path] = _File.of(orjson.dumps(document), "application/json")
 
     @asynccontextmanager
     async def preparing(self) -> AsyncIterator[None]:
@@ -89,30 +89,15 @@ class Site:
             await self._vega
 
     def routes(self) -> list[Route]:
-        return [
-            *(Route(path, self._file(name)) for path, name in _PAGES.items()),
-            *(Route(f"/{name}", self._file(name)) for name in self._files if name not in _PAGES.values()),
-            Route("/vega.js", self._script),
-            Route("/charts", self._get_charts),
-            Route("/graph", self._get_graph),
-        ]
+        return [*(Route(path, self._file) for path in self._files), Route("/vega.js", self._script)]
 
-    def _file(self, name: str) -> Callable[[Request], Awaitable[Response]]:
-        async def get(request: Request) -> Response:
-            return self._files[name].response(request)
-
-        return get
+    async def _file(self, request: Request) -> Response:
+        return self._files[request.scope["path"]].response(request)
 
     async def _script(self, request: Request) -> Response:
         assert self._vega is not None, "outside of the lifespan of the app"
         # Shielded: a browser that disconnects must not cancel it for others.
         return (await asyncio.shield(self._vega)).response(request)
-
-    async def _get_charts(self, _: Request) -> Response:
-        return reply(self._charts)
-
-    async def _get_graph(self, _: Request) -> Response:
-        return reply(self._graph)
 
     def _build_vega(self) -> _File:
         # The address on the page contains the version.

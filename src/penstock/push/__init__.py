@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -145,7 +146,8 @@ def build(queue: DeviceQueue, token: str, heartbeat: float) -> Starlette:
             return error_response(503, "the proxy is stopping; try again later")
         if (position := queue.position(request.headers.get("last-event-id"))) is not None:
             await queue.acknowledge(position)
-        return _Session(queue, queue.acknowledged if position is None else position, heartbeat)
+        start = queue.acknowledged if position is None else position
+        return ServerSentEvents(partial(_stream, queue, start, heartbeat), _SEND_TIMEOUT)
 
     return Starlette(
         routes=[Route("/", overview), Route("/events", events)],
@@ -161,43 +163,32 @@ def _unauthorized(request: Request, token: str) -> Response | None:
     return error_response(401, "the bearer token is missing or wrong", facts, {"www-authenticate": "Bearer"})
 
 
-class _Session(ServerSentEvents):
-    """One connection; a new one ends the one before.
+async def _stream(queue: DeviceQueue, position: int, heartbeat: float, write: Write) -> None:
+    """Write events to the device. A new connection ends the one before.
 
     It ends after some megabytes, so that the device connects again and acknowledges them.
     """
-
-    def __init__(self, queue: DeviceQueue, position: int, heartbeat: float) -> None:
-        super().__init__(_SEND_TIMEOUT)
-        self._queue, self._position, self._heartbeat = queue, position, heartbeat
-
-    async def stream(self, write: Write) -> None:
-        queue = self._queue
-        queue.session = self
-        queue.notify()
-        try:
-            await self._send_events(write)
-        finally:
-            if queue.session is self:
-                queue.session, queue.left = None, time.monotonic()
-                queue.notify()
-
-    async def _send_events(self, write: Write) -> None:
-        queue, sent = self._queue, 0
-        text = b"retry: 500\n\n"
-        while not queue.closing and queue.session is self and sent < queue.most // 4:
+    session = queue.session = object()
+    queue.notify()
+    try:
+        sent, text = 0, b"retry: 500\n\n"
+        while not queue.closing and queue.session is session and sent < queue.most // 4:
             changed = queue.changed
-            entries = await queue.since(self._position) if self._position < queue.end else ()
+            entries = await queue.since(position) if position < queue.end else ()
             text += b"".join(event(entry.value or b"", queue.token(entry.offset)) for entry in entries)
             if text:
                 await write(text)
                 sent += len(text)
                 text = b""
             if entries:
-                self._position = entries[-1].offset + 1
-                queue.sent = max(queue.sent, self._position)
+                position = entries[-1].offset + 1
+                queue.sent = max(queue.sent, position)
                 continue
-            text = await wait_for(changed, self._heartbeat)
+            text = await wait_for(changed, heartbeat)
+    finally:
+        if queue.session is session:
+            queue.session, queue.left = None, time.monotonic()
+            queue.notify()
 
 
 class Waker:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -169,19 +168,18 @@ async def run_until_first_ends(
             raise end
 
 
-class ServerSentEvents(Response, ABC):
-    """The response to one client. A client that does not read for `timeout` seconds is disconnected."""
+class ServerSentEvents(Response):
+    """The response to one client. A client that does not read for `timeout` seconds is disconnected.
+
+    `stream` writes the events. It is cancelled when the client disconnects.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, stream: Callable[[Write], Awaitable[None]], timeout: float) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._timeout = timeout
-
-    @abstractmethod
-    async def stream(self, write: Write) -> None:
-        """Write events. It is cancelled when the client disconnects."""
+        self._stream, self._timeout = stream, timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -192,7 +190,7 @@ class ServerSentEvents(Response, ABC):
             async with asyncio.timeout(self._timeout):
                 await send({"type": "http.response.body", "body": text, "more_body": more})
 
-        await self.stream(write)
+        await self._stream(write)
         await write(b"", more=False)
 
 
