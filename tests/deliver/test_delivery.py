@@ -159,13 +159,13 @@ def live_feed(clock: ManualClock | None = None) -> LiveFeed:
 
 
 def share(live_feed: LiveFeed) -> Share:
-    account = live_feed.account()
+    account = live_feed.account
     assert account is not None
     return account.shares["c"]
 
 
 def test_before_reading_starts_there_is_no_account() -> None:
-    assert live_feed().account() is None
+    assert live_feed().account is None
 
 
 def test_an_account_has_the_start_and_the_outcomes() -> None:
@@ -173,7 +173,7 @@ def test_an_account_has_the_start_and_the_outcomes() -> None:
     one = live_feed(clock)
     one.begin({0: 5, 1: 0})
     one.apply([entry(5), entry(6), entry(8, version=6)], {})
-    account = one.account()
+    account = one.account
     assert account is not None
     outcomes = {Outcome.PASSED: 2, Outcome.DUPLICATE: 1, Outcome.REFUSED: 0}
     expected = Share({0: 5, 1: 0}, {0: 9, 1: 0}, 3, outcomes)
@@ -201,7 +201,7 @@ def test_each_process_is_a_generation() -> None:
     one, two = live_feed(), live_feed()
     one.begin({})
     two.begin({})
-    first, second = one.account(), two.account()
+    first, second = one.account, two.account
     assert first
     assert second
     assert first.generation != second.generation

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.deliver.clients import MAX_MESSAGE, FeedEndpoint
 from penstock.deliver.delivery import DeliverSettings, Delivery, FeedSpec
@@ -22,7 +22,7 @@ from penstock.deliver.site import ChartSpec, Site
 from penstock.deliver.states import StateEndpoint
 from penstock.web.requests import OriginCheck, OriginCheckMiddleware
 from penstock.web.responses import SecurityHeaders, error_response, reply
-from penstock.web.server import listen, run_server, server_config, url_of, wait_first
+from penstock.web.server import http_config, listen, run_server, url_of, wait_first
 
 _SHUTDOWN_TIMEOUT = 3
 # No 'unsafe-eval': on the page, Vega interprets its expressions instead of compiling them.
@@ -39,7 +39,6 @@ def build(
     graph: Mapping[str, object],
     status: str,
     title: str,
-    clock: Clock | None = None,
     settings: DeliverSettings | None = None,
     cache: Path | None = None,
     bookmarks: str = "",
@@ -48,7 +47,7 @@ def build(
 
     `status`, `bookmarks`: channels. `cache`: a folder for the script of the charts.
     """
-    clock, settings = clock or SystemClock(), settings or DeliverSettings()
+    clock, settings = SystemClock(), settings or DeliverSettings()
     delivery = Delivery(channels, feeds, status, clock, bookmarks)
     feed_endpoint, site = FeedEndpoint(delivery, settings, clock), Site(charts, graph, title, cache)
     state_endpoint = StateEndpoint(delivery, clock)
@@ -104,11 +103,12 @@ async def serve(
     settings: DeliverSettings = app.state.settings
     with listen("the page's", host, port, settings.idle_timeout.total_seconds()) as listener:
         checked = OriginCheckMiddleware(app, OriginCheck(listener, host, origins=settings.origins))
-        config = server_config(
+        config = http_config(
             checked,
             settings.connections,
             settings.idle_timeout.total_seconds(),
             _SHUTDOWN_TIMEOUT,
+            lifespan="auto",
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE,
             ws_per_message_deflate=False,

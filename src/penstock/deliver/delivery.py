@@ -73,7 +73,8 @@ class LiveFeed:
         # Each process builds the table from the start.
         self._generation = uuid4().hex
         self._since: dict[int, int] = {}
-        self._account: Account | None = None
+        self.account: Account | None = None
+        """The account of the entries that were read; None before reading starts. Thread-safe."""
         self._wakers: set[asyncio.Event] = set()
 
     def begin(self, start: Offsets) -> None:
@@ -96,10 +97,6 @@ class LiveFeed:
         if self.feed.revision != revision:
             self.wake()
 
-    def account(self) -> Account | None:
-        """The account of the entries that were read; None before reading starts. Thread-safe."""
-        return self._account
-
     def _update_account(self) -> None:
         # Replaced as a whole, so that another thread never reads half of a batch.
         feed = self.feed
@@ -110,7 +107,7 @@ class LiveFeed:
         }
         share = Share(dict(self._since), {**self._since, **feed.offsets()}, feed.received, outcomes)
         stage, now = f"feed:{self.spec.name}", self._clock.now()
-        self._account = Account(stage, self._generation, now, {self.spec.channel: share}, step=feed.received)
+        self.account = Account(stage, self._generation, now, {self.spec.channel: share}, step=feed.received)
 
     def _measure(self, entry: Entry, now: int) -> None:
         for name, value in entry.headers:
@@ -300,7 +297,7 @@ class Delivery:
         return [
             replace(account, latency=feed.latency())
             for feed in self.feeds.values()
-            if (account := feed.account()) is not None
+            if (account := feed.account) is not None
         ]
 
     def process_status(self, process: str) -> Mapping[str, object]:

@@ -128,21 +128,19 @@ class ChannelRoutes:
         kind, form = media_type(request, JSON, LINES, RAW), Format.of(query)
         await self._gateway.require_writable(name)
         async with self._gateway.bodies.body(request) as body:
-            decode = self._decode(request, query, kind, form, body)
+            decode = partial(self._decode, request, query, kind, form, body)
             records = decode() if len(body) <= _INLINE else await self._gateway.calls.run(decode)
             await self._gateway.send(name, records)
         return reply({"channel": name, "acknowledged": len(records)})
 
-    def _decode(
-        self, request: Request, query: Query, kind: str, form: Format, body: bytes
-    ) -> Callable[[], list[Record]]:
+    def _decode(self, request: Request, query: Query, kind: str, form: Format, body: bytes) -> list[Record]:
         decoder = self._gateway.decoder
         if kind == RAW:
-            return partial(decoder.raw, body, *_raw_key(request, query), form)
+            return decoder.raw(body, *_raw_key(request, query), form)
         for where, present in (("?key", "key" in query), (_X_KEY, "x-key" in request.headers)):
             if present:
                 raise Problem(400, where, f"it is only valid with {RAW}", 'give each record its own "key"')
-        return partial(decoder.document if kind == JSON else decoder.lines, body, form)
+        return decoder.document(body, form) if kind == JSON else decoder.lines(body, form)
 
     async def _read(self, request: Request) -> Response:
         query, name = Query(request, ("partition", *_STARTS, *READ_PARAMETERS)), request.path_params["name"]

@@ -23,17 +23,13 @@ _REJECTED = 100
 """Connections beyond the limit that are answered with 503; further ones are closed at once."""
 
 
-def http_config(app: ASGIApp, connections: int, idle_timeout: float, shutdown_timeout: int) -> Config:
-    """The configuration of a server without WebSocket; see `server_config`."""
-    return server_config(app, connections, idle_timeout, shutdown_timeout, ws="none", lifespan="off")
-
-
-def server_config(app: ASGIApp, connections: int, idle_timeout: float, shutdown_timeout: int, **more: Any) -> Config:
+def http_config(app: ASGIApp, connections: int, idle_timeout: float, shutdown_timeout: int, **more: Any) -> Config:
     """The configuration of a server with a limit of connections and an idle timeout in seconds.
 
     A request has to be complete within the idle timeout, too. The response may take longer, and an accepted WebSocket
-    stays open. At shutdown, open requests have `shutdown_timeout` seconds.
+    stays open. At shutdown, open requests have `shutdown_timeout` seconds. `more` can enable WebSocket and lifespan.
     """
+    options = {"ws": "none", "lifespan": "off", **more}
     return Config(
         app,
         http=IdleTimeoutProtocol,
@@ -44,7 +40,7 @@ def server_config(app: ASGIApp, connections: int, idle_timeout: float, shutdown_
         timeout_keep_alive=math.ceil(idle_timeout),
         h11_max_incomplete_event_size=_MAX_HEAD,
         timeout_graceful_shutdown=shutdown_timeout,
-        **more,
+        **options,
     )
 
 
