@@ -4,7 +4,7 @@ from penstock import Pipeline, interval_join
 
 app = Pipeline("ads")
 
-# Filled from outside: python visitors.py
+# visitors.py writes both channels.
 app.channel(
     "impressions",
     schema="impression STRING NOT NULL, ad STRING NOT NULL, at BIGINT NOT NULL",
@@ -24,7 +24,7 @@ app.static(
 
 @app.query(key="impression", watermark="10 seconds", every="1 second", retention="1 hour")
 def outcomes(impressions, clicks, campaigns):
-    """Each ad that was shown: with its click as soon as that comes, without one when a minute has passed."""
+    """Each shown ad: with its click when that arrives, or without one after a minute."""
     found = interval_join(shown=impressions, click=clicks, key="impression", within="1 minute", how="left")
     lag = F.unix_millis("click.event_time") - F.unix_millis("shown.event_time")
     return found.join(campaigns, F.col("shown.ad") == campaigns.ad, "left").select(
@@ -41,7 +41,7 @@ def outcomes(impressions, clicks, campaigns):
 app.store("outcomes", "redis://", ttl="1 hour")
 app.page(
     "outcomes",
-    title="What became of each ad",
+    title="Shown ads, clicked or not",
     chart={
         "mark": "bar",
         "encoding": {

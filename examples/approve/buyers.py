@@ -1,4 +1,4 @@
-"""Buyers at a till: each posts what it wants to pay, and waits for the decision. How long that took is told."""
+"""Buyers at a till: each posts a transaction, waits for the decision, and prints how long that took."""
 
 import argparse
 import logging
@@ -14,11 +14,11 @@ say = logging.getLogger("buyers").info
 
 HOMES = {"c1": "nl", "c2": "nl", "c3": "de", "c4": "pt", "c5": "pt"}
 USUAL = {"coffee": 4.0, "groceries": 30.0, "electronics": 250.0, "books": 20.0}
-"""A category, and what is usually spent there."""
+"""A category, and the usual amount."""
 
 
 def purchases(chance: random.Random, generation: int) -> Iterator[dict[str, object]]:
-    """Most at home and usual; one in ten abroad, and some much too dear."""
+    """Most are usual; one in ten is abroad, and some amounts are too high."""
     number = 0
     while True:
         number += 1
@@ -35,18 +35,18 @@ def purchases(chance: random.Random, generation: int) -> Iterator[dict[str, obje
 
 
 def request(client: httpx.Client, url: str, key: str, purchase: dict[str, object]) -> httpx.Response:
-    """The answer; a till that got none asks again. Because of the key it is one transaction all the same."""
+    """Post until there is an answer. The key makes repeated posts one transaction."""
     while True:
         try:
             answer = client.post(url, params={"answer": "10s"}, headers={"idempotency-key": key}, json=purchase)
             if answer.status_code != 503:
                 return answer.raise_for_status()
-            say("the till is busy; asking again")
+            say("the server is busy; trying again")
         except httpx.TransportError as error:
             if key.endswith("/1"):
-                # Nobody ever answered here.
+                # The first request: the address is probably wrong.
                 raise
-            say(f"nobody answers ({error}); asking again")
+            say(f"no answer ({error}); trying again")
         time.sleep(0.5)
 
 
@@ -55,7 +55,7 @@ def buy(url: str, limit: int | None, pause: float, took: list[float]) -> None:
     with httpx.Client(timeout=20) as client:
         for number, purchase in enumerate(purchases(random.Random(generation), generation), start=1):
             began = time.perf_counter()
-            # Who it is, in which of its lives, and as which of its records.
+            # The name of the sender, its epoch, and the number of the record.
             answer = request(client, url, f"till/{generation}/{number}", purchase)
             what = f"{purchase['card']} {purchase['amount']:8.2f} {purchase['category']:12}"
             if answer.status_code == 200:

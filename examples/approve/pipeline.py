@@ -4,7 +4,7 @@ from penstock import Pipeline, seen
 
 app = Pipeline("approve")
 
-# Filled from outside: curl, or python buyers.py
+# curl or buyers.py posts transactions.
 app.channel(
     "transactions",
     schema="transaction STRING NOT NULL, card STRING NOT NULL, amount DOUBLE NOT NULL, "
@@ -27,23 +27,23 @@ OTHERWISE, ABROAD = 200.0, 100.0
 
 @app.query(key="transaction", mode="real-time", retention="1 day")
 def decisions(transactions, cards, limits):
-    """Whether a buyer may pay. The row keeps the origin of its record: so it finds its way to whoever waits for it."""
+    """Approve or decline each transaction. By the origin in its row, the answer finds the client that waits for it."""
     amount, most = F.col("amount"), F.coalesce("most", F.lit(OTHERWISE))
     reason = (
-        F.when(F.col("home").isNull(), "nobody knows this card")
+        F.when(F.col("home").isNull(), "unknown card")
         .when(F.col("blocked"), "the card is blocked")
         .when((F.col("country") != F.col("home")) & (amount > ABROAD), f"more than {ABROAD:g} abroad")
         .when(amount > most, F.format_string("more than %.0f for %s", most, "category"))
     )
-    usual = transactions.join(cards, "card", "left").join(limits, "category", "left")
-    return usual.select(
+    known = transactions.join(cards, "card", "left").join(limits, "category", "left")
+    return known.select(
         "transaction", "card", "amount", reason.isNull().alias("approved"), reason.alias("reason"), "origin"
     )
 
 
 @app.query(key=["window", "card"], where="NOT approved", watermark="10 seconds", retention="1 hour")
 def declined(decisions):
-    """What was declined, per card and minute: many in a row may be a thief who tries."""
+    """Declined transactions per card and minute: many of them may be a fraud."""
     return decisions.groupBy(F.window("event_time", "1 minute"), "card").agg(
         F.count(F.lit(1)).alias("times"), F.sum("amount").alias("amount"), seen()
     )

@@ -1,11 +1,11 @@
-"""The balance of each account, exactly once by hand: the position lies in the database, beside the result.
+"""The balance of each account, exactly once: the offsets are in the database, with the result.
 
     penstock produce --topic payments --key-separator :     lines such as alice:120
-    export CHANNELS=kafka://localhost:9092                  the address that penstock up tells
-    python consumer.py payments balances.db                 as many of them as you like
+    export CHANNELS=kafka://localhost:9092                  the address that penstock up prints
+    python consumer.py payments balances.db                 start several
 
-What a batch adds to the balances and how far it goes are one transaction. A member that is given a partition begins
-where the database says, whatever its group has committed: nothing is applied twice, and nothing is left out.
+A batch and its offsets are written in one transaction. A consumer starts a partition at the offset in the database, not
+at the committed offset of its group. So no record is applied twice, and none is skipped.
 """
 
 import argparse
@@ -30,27 +30,27 @@ ADD = """
 
 
 class Balances:
-    """The result and the positions. It is also what is told when partitions are dealt."""
+    """The balances and the offsets. It is also the listener for rebalances."""
 
     def __init__(self, path: str, channels: Channels) -> None:
         self._channels = channels
-        # Transactions begin where we say so, and a member waits while another one writes.
+        # Explicit transactions; a consumer waits while another one writes.
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.executescript(TABLES)
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
-        """Where to begin: where the database stands; and at the very beginning where it knows of nothing yet."""
+        """The offset in the database; without one, the beginning of the partition."""
         return {
             partition: self._next(partition) or self._channels.bounds(partition[0])[partition[1]][0]
             for partition in partitions
         }
 
     def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
-        """Nothing is left to do: what was applied is in the database already."""
+        """Nothing to do: all applied records are in the database."""
 
     def lost(self, partitions: Sequence[ChannelPartition]) -> None:
-        """Nor here: whoever has them now skips what we applied, and we skip what they did."""
+        """Nothing to do: the next consumer skips the records that are applied here."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
@@ -63,13 +63,13 @@ class Balances:
         self._db.execute("COMMIT")
 
     def _apply(self, partition: ChannelPartition, entries: Sequence[Entry]) -> None:
-        # Asked within the transaction: a member that was silent for too long may be late, and another one ahead.
+        # Read within the transaction: after a long pause, another consumer may have applied more.
         done = self._next(partition) or 0
         for entry in entries:
             if entry.offset >= done:
                 self._db.execute(ADD, ((entry.key or b"").decode(), int(entry.value or b"0")))
-        stands = max(done, entries[-1].offset + 1)
-        self._db.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (*partition, stands))
+        following = max(done, entries[-1].offset + 1)
+        self._db.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (*partition, following))
 
     def _next(self, partition: ChannelPartition) -> int | None:
         row = self._db.execute("SELECT next FROM positions WHERE channel = ? AND partition = ?", partition).fetchone()

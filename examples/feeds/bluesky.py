@@ -10,7 +10,7 @@ AGENT = {"User-Agent": "penstock"}
 
 
 def bluesky(*collections: str, name: str = "bluesky", address: str = ADDRESS) -> WebSocketSource:
-    """A source of these collections, or of all; it goes on at the last `time_us`, for about a day."""
+    """A source of these collections, or of all. It resumes at the last `time_us`, for about a day."""
     for one in collections:
         if not re.fullmatch(r"[A-Za-z0-9.-]{1,300}(\.\*)?", one):
             raise Misconfigured(f"source {name}, collections", f"{one!r} is none", 'write it like "app.bsky.feed.post"')

@@ -8,5 +8,5 @@ AGENT = {"User-Agent": "penstock"}
 
 
 def wikimedia(name: str = "wikimedia", address: str = ADDRESS) -> SseSource:
-    """A source that goes on after the id of the last event: a list of offsets, sent as Last-Event-ID."""
+    """A source that resumes after the id of the last event: a list of offsets, sent as Last-Event-ID."""
     return SseSource(f"sse+{address}", name, headers=AGENT)

@@ -4,13 +4,13 @@ from penstock import Pipeline
 
 app = Pipeline("random-walk")
 
-# Filled from outside: penstock produce random-walk
+# Write to it with: penstock produce random-walk
 app.channel("random_walk", partitions=1, retention="1 day")
 
 
 @app.query(into="walk", key=["epoch", "step"], retention="10 minutes")
 def steps(random_walk):
-    """Where the walk is, step by step."""
+    """The position after each step."""
     return random_walk.select(
         F.col("origin.epoch").alias("epoch"),
         F.col("origin.seq").alias("step"),
@@ -24,7 +24,7 @@ app.store("walk", "redis://", ttl="1 hour")
 app.page(
     "walk",
     title="A random walk",
-    doc="A step a second, no longer than 0.75, in a direction near that of the last one.",
+    doc="One step per second of at most 0.75, in a direction near the previous one.",
     chart={
         "mark": {"type": "line", "point": True},
         "encoding": {

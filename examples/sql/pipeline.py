@@ -13,7 +13,7 @@ app.channel(
 )
 app.source("simulate://rsvps?rate=100&seed=7", into="rsvps", partition_by="group.group_country")
 
-# A query of each file, under the file's name.
+# Each file is a query with the name of the file.
 app.sql_queries("queries")
 
 app.store("people", "redis://", ttl="1 day")

@@ -1,4 +1,4 @@
--- Bursts of answers: per country, with no pause of more than two seconds. They come when they are over.
+-- Bursts of answers per country, without a pause of more than two seconds. A row is written when its burst ends.
 -- key: session, country
 -- watermark: 10 seconds
 SELECT

@@ -1,4 +1,4 @@
--- Who says no within ten minutes after a yes to the same event.
+-- Members who answer no within ten minutes after yes, to the same event.
 -- key: yes, no
 -- watermark: 1 minute
 WITH consents AS (SELECT * FROM rsvps WHERE response = 'yes'),
