@@ -59,6 +59,7 @@ class ConsumerSession:
         self._reason = ""
         self._pending: list[Entry] = []
         """Delivered, and not committed."""
+        self._membership.callback(self._pending.clear)
         self._number = 0
         self._assigned: set[ChannelPartition] = set()
         self._revoked: set[ChannelPartition] = set()
@@ -130,10 +131,10 @@ class ConsumerSession:
             self.leave(str(error))
         finally:
             self.leave("the session failed")
-            with suppress(PenstockError):
-                await self._call(self._membership.close)
+            closing = self._call(self._membership.close)
             self._calls.put(None)
-            self._pending.clear()
+        with suppress(PenstockError):
+            await closing
 
     def _call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
         future: Future[Result] = Future()
