@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from penstock.core.errors import Unaccounted, Unavailable
 from penstock.gateway.records import size
 from penstock.gateway.settings import GatewaySettings
 from penstock.web.requests import Query
-from penstock.web.responses import Problem
+from penstock.web.responses import Problem, disconnected
 
 READ_PARAMETERS = ("max", "max_bytes", "wait", "format")
 """The query parameters of a read."""
@@ -127,18 +127,9 @@ def no_partition(channel: str, partition: int, count: int) -> Problem:
 @asynccontextmanager
 async def watch_disconnect(request: Request, closing: threading.Event) -> AsyncIterator[Callable[[], bool]]:
     """Yield a function: whether the client has disconnected, or the gateway is closing."""
-    left = threading.Event()
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        left.set()
-
-    watching = asyncio.create_task(watch())
+    left = asyncio.create_task(disconnected(request.receive))
     try:
-        yield lambda: left.is_set() or closing.is_set()
+        yield lambda: left.done() or closing.is_set()
     finally:
-        left.set()
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
+        left.cancel()
+        await asyncio.wait([left])

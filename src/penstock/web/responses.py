@@ -183,7 +183,7 @@ class ServerSentEvents(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await run_until_first_ends(self._send_all(send), _disconnected(receive), (TimeoutError, OSError))
+        await run_until_first_ends(self._send_all(send), disconnected(receive), (TimeoutError, OSError))
 
     async def _send_all(self, send: Send) -> None:
         async def write(text: bytes, more: bool = True) -> None:
@@ -194,6 +194,7 @@ class ServerSentEvents(Response):
         await write(b"", more=False)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
