@@ -1,21 +1,30 @@
 """`penstock consume`: print the records of channels on standard output."""
 
 import base64
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import orjson
 import typer
 
-from penstock.cli.options import Folder, Profile, Servers, find_channels, parse_duration, parse_time, require_channels
+from penstock.cli.options import (
+    Folder,
+    Profile,
+    Servers,
+    check_offset,
+    find_channels,
+    parse_duration,
+    require_channels,
+    time_option,
+)
 from penstock.cli.standard import Output, inform
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets
+from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets, Reader
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.text import counted, printable
@@ -39,9 +48,7 @@ def consume(
         int | None, typer.Option(min=0, help="Start at this offset of the partition.", show_default=False)
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Read only this partition.", show_default="all")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start at this time: 10m (ago), or 2026-11-15T10:00.")
-    ] = None,
+    since: Annotated[Micros | None, time_option("--since", "Start at this time")] = None,
     group: Annotated[str | None, typer.Option(help="Read as a member of this consumer group.")] = None,
     max_messages: Annotated[
         int | None, typer.Option(min=1, help="Stop after this number of records.", show_default="no limit")
@@ -70,7 +77,7 @@ def consume(
     """
     out, clock = Output(), SystemClock()
     line = json_line if as_json else partial(text_line, print_key=print_key, escape=out.terminal)
-    start = Start(from_beginning, offset, partition, None if since is None else parse_time("--since", since))
+    start = Start(from_beginning, offset, partition, since)
     start.check(in_group=group is not None)
     idle = None if timeout is None else parse_duration("--timeout", timeout).total_seconds()
     topics = list(dict.fromkeys(topic))
@@ -80,7 +87,9 @@ def consume(
         printer = Printer(out, line, clock)
         try:
             if group is None:
-                with channels.reader(start.offsets(channels, topics), only=start.only(topics)) as reader:
+                offsets = {name: start.offsets(channels, name) for name in topics}
+                only = None if partition is None else {(name, partition) for name in topics}
+                with channels.reader(offsets, only) as reader:
                     printer.print_all(reader, max_messages, idle, stop)
             else:
                 joined = GroupReader(inform, clock).joined(channels, group, topics, beginning=from_beginning)
@@ -128,10 +137,6 @@ def _json_text(content: bytes | None) -> str | dict[str, str] | None:
         return {"base64": base64.b64encode(content).decode()}
 
 
-class Readable(Protocol):
-    def read(self, most: int, wait: float) -> Sequence[Entry]: ...
-
-
 @dataclass
 class Printer:
     """Prints entries and counts them."""
@@ -141,7 +146,7 @@ class Printer:
     clock: Clock
     count: int = 0
 
-    def print_all(self, reader: Readable, limit: int | None, idle: float | None, stop: Event) -> None:
+    def print_all(self, reader: "Reader | GroupReader", limit: int | None, idle: float | None, stop: Event) -> None:
         """Print until `limit` entries are printed, none arrived for `idle` seconds, or `stop` is set.
 
         BrokenPipeError when the output is closed.
@@ -189,15 +194,8 @@ class Start:
             fix = "stop its members and move it: penstock groups --reset --group G --to …"
             raise Misconfigured(invalid[0], "members of a group start at its committed offsets", fix)
 
-    def only(self, names: Sequence[str]) -> Collection[ChannelPartition] | None:
-        """The partitions to read; None for all."""
-        return None if self.partition is None else {(name, self.partition) for name in names}
-
-    def offsets(self, channels: Channels, names: Sequence[str]) -> dict[str, Offsets]:
-        """The first offsets of each channel."""
-        return {name: self._offsets(channels, name) for name in names}
-
-    def _offsets(self, channels: Channels, name: str) -> Offsets:
+    def offsets(self, channels: Channels, name: str) -> Offsets:
+        """The first offsets of a channel."""
         bounds = channels.bounds(name)
         if self.partition is not None and self.partition not in bounds:
             problem = f"{name} has no partition {self.partition}"
@@ -205,25 +203,16 @@ class Start:
         if self.since is not None:
             return channels.since(name, self.since)
         if self.offset is not None:
-            return self._from_offset(name, bounds, self.offset)
+            if self.partition is None and len(bounds) > 1:
+                problem = f"{name} has {len(bounds)} partitions, each with its own offsets"
+                raise Misconfigured("--offset", problem, "choose one: --partition P")
+            read = self.partition or 0
+            check_offset("--offset", f"{name}/{read}", self.offset, *bounds[read])
+            return dict.fromkeys(bounds, self.offset)
         if self.beginning and not channels.promise.replay:
             problem = f"{channels.where} keeps no records: only new ones can be read"
             raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
         return {partition: low if self.beginning else end for partition, (low, end) in bounds.items()}
-
-    def _from_offset(self, name: str, bounds: Mapping[int, tuple[int, int]], offset: int) -> Offsets:
-        if self.partition is None and len(bounds) > 1:
-            problem = f"{name} has {len(bounds)} partitions, each with its own offsets"
-            raise Misconfigured("--offset", problem, "choose one: --partition P")
-        partition = self.partition or 0
-        check_offset("--offset", f"{name}/{partition}", offset, *bounds[partition])
-        return dict.fromkeys(bounds, offset)
-
-
-def check_offset(option: str, name: str, offset: int, first: int, end: int) -> None:
-    if not first <= offset <= end:
-        fix = f"give {first} (the oldest record) to {end} (the next record)"
-        raise Misconfigured(option, f"{name} has no offset {offset}", fix)
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------
@@ -232,12 +221,12 @@ def check_offset(option: str, name: str, offset: int, first: int, end: int) -> N
 class GroupReader:
     """Reads as a member of a group. A call of `read` shows that the records of the call before are processed."""
 
+    _member: Member
+
     def __init__(self, report: Callable[[str], None], clock: Clock) -> None:
         self._report, self._clock = report, clock
-        self._member: Member | None = None
         self._new: set[ChannelPartition] = set()
         """Assigned, and not reported yet."""
-        self._processed = True
         self._uncommitted = False
         self._committed = clock.elapsed()
 
@@ -250,22 +239,20 @@ class GroupReader:
             try:
                 yield self
             except BaseException:
-                self._report = _ignore  # The error itself is reported.
+                # The error itself is reported. `lost` is called instead of `revoked`, so nothing is committed.
+                self._report = lambda _: None
                 raise
-            self._mark_processed()
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        assert self._member is not None
-        self._mark_processed()
         if self._clock.elapsed() - self._committed >= _COMMIT_INTERVAL:
             self._commit()
         entries = self._member.read(most, wait)
-        self._processed = not entries
+        self._uncommitted = self._uncommitted or bool(entries)
         if self._new:
             self._report_assigned(entries)
         return entries
 
-    # --- RebalanceListener, called from within `read`
+    # --- RebalanceListener, called from within `read` and at the end
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         self._new |= set(partitions)
@@ -280,12 +267,8 @@ class GroupReader:
 
     # ---
 
-    def _mark_processed(self) -> None:
-        self._uncommitted = self._uncommitted or not self._processed
-        self._processed = True
-
     def _commit(self) -> None:
-        if self._member is None or not self._uncommitted or not self._processed:
+        if not self._uncommitted:
             return
         self._committed = self._clock.elapsed()
         try:
@@ -295,7 +278,6 @@ class GroupReader:
             self._report(f"commit failed, another member may print the same records again: {error}")
 
     def _report_assigned(self, entries: Sequence[Entry]) -> None:
-        assert self._member is not None
         start = {partition: offset for partition, offset in self._member.held().items() if partition in self._new}
         for entry in reversed(entries):
             if (partition := (entry.channel, entry.partition)) in start:
@@ -312,9 +294,6 @@ class GroupReader:
         self._new -= set(partitions)
         if reported:
             self._report(f"{how} {_listed(reported)}")
-
-
-def _ignore(_: str) -> None: ...
 
 
 def _listed(partitions: Sequence[ChannelPartition]) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import heapq
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +15,12 @@ import typer
 from rich.table import Table
 
 from penstock.audit.writers import INTERNAL
-from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_time
-from penstock.cli.standard import print_table
+from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, require_existing, time_option
+from penstock.cli.standard import print_result, table
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
-from penstock.core.text import did_you_mean, printable
+from penstock.core.text import printable
 from penstock.operate.dead_letters import (
     DEAD,
     Letter,
@@ -43,10 +42,7 @@ MAX_LISTED = 50
 Channel = Annotated[str, typer.Argument(help="The channel, with or without .dead.", show_default=False)]
 Reason = Annotated[str, typer.Option(help="Only dead letters whose reason contains this text.", show_default=False)]
 Sender = Annotated[str | None, typer.Option(help="Only dead letters of this sender.", show_default=False)]
-Since = Annotated[
-    str | None,
-    typer.Option(help="Only dead letters since this time: 10m (ago), or 2026-11-15T10:00.", show_default=False),
-]
+Since = Annotated[Micros | None, time_option("--since", "Only dead letters since this time")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -74,21 +70,20 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Count dead letters by reason, or show each one."""
-    channels, selection = find_channels(folder, profile, servers), Selection(reason, sender, _after(since))
+    channels, selection = find_channels(folder, profile, servers), Selection(reason, sender, since)
     names = channels.names()
     wanted = [name for name in names if name.endswith(DEAD)] if channel is None else [_dead(channel, names)]
     if each:
         newest, total = _newest(chain.from_iterable(dead_letters(channels, name, selection) for name in wanted), limit)
-        if as_json:
-            typer.echo(json.dumps({"matching": total, "letters": [letter.to_json() for letter in newest]}))
-        else:
-            show_each(newest, total)
-    else:
-        counted = {name: count_reasons(dead_letters(channels, name, selection)) for name in wanted}
-        if as_json:
-            typer.echo(json.dumps({"channels": [_counts(name, tallies) for name, tallies in counted.items()]}))
-        else:
-            show_reasons(counted, limit)
+        document = {"matching": total, "letters": [letter.to_json() for letter in newest]}
+        print_result(as_json, document, _letter_table(newest, total))
+        return
+    reasons = {name: count_reasons(dead_letters(channels, name, selection)) for name in wanted}
+    counts = [
+        {"channel": name, "letters": sum(one.count for one in found), "reasons": [asdict(one) for one in found]}
+        for name, found in reasons.items()
+    ]
+    print_result(as_json, {"channels": counts}, _reason_table(reasons, limit))
 
 
 @app.command()
@@ -111,11 +106,8 @@ def show(
     letter = letter_at(channels, dead, _reference(dead, reference))
     if raw:
         typer.echo(letter.value or b"", nl=False)
-    elif as_json:
-        typer.echo(json.dumps({**letter.to_json(), **_content(letter)}))
     else:
-        for line in letter_lines(letter):
-            typer.echo(line)
+        print_result(as_json, {**letter.to_json(), **_content(letter)}, letter_lines(letter))
 
 
 @app.command()
@@ -144,7 +136,7 @@ def redrive(
 
     Exit code: 0 when all selected records are in the channel, 1 when some are not, 2 on an error.
     """
-    selected = bool(references or reason or sender is not None or since)
+    selected = bool(references or reason or sender is not None or since is not None)
     if selected == all_:
         problem = "--all excludes a selection" if all_ else "a selection is required"
         fix = "give PARTITION:OFFSET, --reason, --sender or --since; or --all alone"
@@ -153,34 +145,25 @@ def redrive(
     names = channels.names()
     dead = _dead(channel, names)
     # Not to dead letters, and not to internal channels.
-    target = _existing(into or dead.removesuffix(DEAD), [name for name in names if not _is_special(name)])
-    selection = Selection(reason, sender, _after(since), frozenset(_reference(dead, one) for one in references or ()))
+    allowed = [name for name in names if not name.endswith(DEAD) and not name.startswith(INTERNAL)]
+    target = require_existing("channel", into or dead.removesuffix(DEAD), allowed)
+    selection = Selection(reason, sender, since, frozenset(_reference(dead, one) for one in references or ()))
     outcomes = send_again(channels, dead, selection, target, dry_run, channels.since)
-    if as_json:
-        typer.echo(json.dumps(_account(dead, target, dry_run, outcomes)))
-    else:
-        for line in redrive_lines(target, dry_run, outcomes):
-            typer.echo(line)
-    good = {Verdict.SENT, Verdict.BEFORE}
-    raise typer.Exit(0 if all(outcome.verdict in good for outcome in outcomes) else 1)
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    document = {
+        "channel": dead,
+        "into": target,
+        "dry_run": dry_run,
+        "counts": {verdict: counts[verdict] for verdict in Verdict},
+        "letters": [asdict(outcome) for outcome in outcomes],
+    }
+    print_result(as_json, document, redrive_lines(target, dry_run, outcomes))
+    raise typer.Exit(0 if counts.keys() <= {Verdict.SENT, Verdict.BEFORE} else 1)
 
 
 def _dead(channel: str, names: Collection[str]) -> str:
-    return _existing(channel.removesuffix(DEAD) + DEAD, [name for name in names if name.endswith(DEAD)])
-
-
-def _is_special(name: str) -> bool:
-    return name.endswith(DEAD) or name.startswith(INTERNAL)
-
-
-def _existing(name: str, names: Collection[str]) -> str:
-    if name in names:
-        return name
-    others = f"existing channels: {', '.join(sorted(names))}" if names else "there are none"
-    raise Misconfigured(f"channel {printable(name)}", "not found", did_you_mean(name, names, others))
+    dead = [name for name in names if name.endswith(DEAD)]
+    return require_existing("channel", channel.removesuffix(DEAD) + DEAD, dead)
 
 
 def _reference(channel: str, text: str) -> str:
@@ -189,13 +172,6 @@ def _reference(channel: str, text: str) -> str:
     if match is None:
         raise Misconfigured(f'"{printable(text)}"', "it is not valid", "write PARTITION:OFFSET, such as 0:17")
     return f"{match[1] or channel}:{int(match[2])}:{int(match[3])}"
-
-
-def _after(since: str | None) -> Micros | None:
-    return None if since is None else parse_time("--since", since)
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def _newest(found: Iterable[Letter], limit: int) -> tuple[list[Letter], int]:
@@ -212,11 +188,6 @@ def _newest(found: Iterable[Letter], limit: int) -> tuple[list[Letter], int]:
     return newest, total
 
 
-def _counts(channel: str, tallies: Sequence[ReasonCount]) -> dict[str, object]:
-    count = sum(row.count for row in tallies)
-    return {"channel": channel, "letters": count, "reasons": [asdict(row) for row in tallies]}
-
-
 def _content(letter: Letter) -> dict[str, object]:
     return {
         "key": _coded(letter.entry.key),
@@ -229,52 +200,41 @@ def _coded(value: bytes | None) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
 
 
-def _account(channel: str, into: str, dry: bool, outcomes: Sequence[Outcome]) -> dict[str, object]:
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    return {
-        "channel": channel,
-        "into": into,
-        "dry_run": dry,
-        "counts": {verdict: counts[verdict] for verdict in Verdict},
-        "letters": [asdict(outcome) for outcome in outcomes],
-    }
-
-
 # --- dead letters as text ---------------------------------------------------------------------------------------------
 
 
-def show_reasons(found: Mapping[str, Sequence[ReasonCount]], limit: int) -> None:
-    """A table of the reasons in each channel. A channel without dead letters has a row."""
-    table = Table("channel", "dead letters", "rejected again", "first (UTC)", "last (UTC)", "reason")
+def _reason_table(found: Mapping[str, Sequence[ReasonCount]], limit: int) -> Iterator[Table | str]:
+    """A row for each reason in each channel. A channel without dead letters has a row."""
+    shown = table("channel", "dead letters", "rejected again", "first (UTC)", "last (UTC)", "reason", right=(1, 2))
     rows = 0
-    for channel, tallies in found.items():
-        for one in tallies[: max(limit - rows, 0)]:
+    for channel, reasons in found.items():
+        for one in reasons[: max(limit - rows, 0)]:
             back = f"{one.came_back:,}" if one.came_back else ""
-            table.add_row(channel, f"{one.count:,}", back, _when(one.first), _when(one.last), printable(one.reason))
-        rows += len(tallies)
-        if not tallies:
-            table.add_row(channel, "0", "", "", "", "")
-    print_table(table, (1, 2))
+            shown.add_row(channel, f"{one.count:,}", back, _when(one.first), _when(one.last), printable(one.reason))
+        rows += len(reasons)
+        if not reasons:
+            shown.add_row(channel, "0", "", "", "", "")
+    yield shown
     if rows > limit:
-        typer.echo(f"and {rows - limit:,} more; --limit {rows} shows all")
+        yield f"and {rows - limit:,} more; --limit {rows} shows all"
 
 
-def show_each(newest: Sequence[Letter], total: int) -> None:
-    """A table with a row for each dead letter."""
-    table = Table("dead letter", "rejected (UTC)", "sender/epoch: number", "bytes", "record", "reason")
+def _letter_table(newest: Sequence[Letter], total: int) -> Iterator[Table | str]:
+    """A row for each dead letter."""
+    columns = ("dead letter", "rejected (UTC)", "sender/epoch: number", "bytes", "record", "reason")
+    shown = table(*columns, right=(3,))
     for letter in newest:
-        back = "rejected again: " if letter.came_back else ""
-        table.add_row(
+        shown.add_row(
             letter.at,
             _when(letter.entry.appended),
             _origin(letter.origin),
             f"{letter.size:,}",
             printable(letter.location or ""),
-            back + printable(letter.reason),
+            ("rejected again: " if letter.came_back else "") + printable(letter.reason),
         )
-    print_table(table, (3,))
+    yield shown
     if total > len(newest):
-        typer.echo(f"these are the newest of {total:,} dead letters; --limit {total} shows all")
+        yield f"these are the newest of {total:,} dead letters; --limit {total} shows all"
 
 
 def letter_lines(letter: Letter) -> Iterator[str]:

@@ -1,8 +1,6 @@
 """`penstock groups`: consumer groups, their committed offsets and their lag."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +9,22 @@ from rich.table import Table
 
 from penstock.audit.lag import GroupLag
 from penstock.audit.writers import INTERNAL
-from penstock.cli.consume import check_offset
-from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_time, require_channels
-from penstock.cli.standard import print_table
+from penstock.cli.options import (
+    AsJson,
+    Folder,
+    Profile,
+    Servers,
+    check_offset,
+    find_channels,
+    require_channels,
+    require_existing,
+    time_option,
+)
+from penstock.cli.standard import print_result, table
 from penstock.core.clock import Micros
 from penstock.core.contracts import ChannelPartition, Channels, Offsets
 from penstock.core.errors import Misconfigured
-from penstock.core.text import counted, did_you_mean, printable
+from penstock.core.text import counted, printable
 
 
 def groups(
@@ -32,10 +39,7 @@ def groups(
         str | None,
         typer.Option(metavar="beginning|end|OFFSET", help="The new offset, for --reset.", show_default=False),
     ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="The new offset, by time: 10m (ago), or 2026-11-15T10:00."),
-    ] = None,
+    since: Annotated[Micros | None, time_option("--since", "The new offset, by time")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what --reset would do, and do nothing.")] = False,
     servers: Servers = None,
     folder: Folder = Path(),
@@ -59,25 +63,18 @@ def groups(
     channels = find_channels(folder, profile, servers)
     if list_:
         names = channels.groups()
-        typer.echo(json.dumps({"groups": names}) if as_json else "\n".join(map(printable, names)), nl=bool(names))
+        print_result(as_json, {"groups": names}, map(printable, names))
     elif describe:
         names = channels.groups() if group is None else [_existing(channels, group)]
         lags = [GroupLag.of(channels, channels.group(name), topic) for name in names]
-        if as_json:
-            typer.echo(json.dumps({"groups": [_lag_json(lag) for lag in lags]}))
-        else:
-            for lag in lags:
-                _show(lag)
+        parts = (part for lag in lags for part in _lag_parts(lag))
+        print_result(as_json, {"groups": [_lag_json(lag) for lag in lags]}, parts)
     else:
-        _reset(channels, group, topic or (), _target(to, since), dry_run, as_json)
+        _reset(channels, group, topic or (), to, since, dry_run, as_json)
 
 
 def _existing(channels: Channels, group: str) -> str:
-    names = channels.groups()
-    if group not in names:
-        otherwise = f"existing groups: {', '.join(names)}" if names else f"there are no groups at {channels.where}"
-        raise Misconfigured(f"group {printable(group)}", "not found", did_you_mean(group, names, otherwise))
-    return group
+    return require_existing("group", group, channels.groups(), f" at {channels.where}")
 
 
 # --- describe ---------------------------------------------------------------------------------------------------------
@@ -96,50 +93,37 @@ def _lag_json(lag: GroupLag) -> dict[str, object]:
     }
 
 
-def _show(lag: GroupLag) -> None:
+def _lag_parts(lag: GroupLag) -> Iterator[str | Table]:
     members = counted(len(lag.group.members), "member")
-    typer.echo(f"{printable(lag.group.name)}: {printable(lag.group.state)}, {members}, lag {lag.lag:,}")
-    table = Table("channel", "partition", "committed", "end", "lag", "member")
+    yield f"{printable(lag.group.name)}: {printable(lag.group.state)}, {members}, lag {lag.lag:,}"
+    shown = table("channel", "partition", "committed", "end", "lag", "member", right=range(1, 5))
     for row in lag.rows:
-        figures = (_figure(row.committed), _figure(row.end), _figure(row.lag))
-        table.add_row(printable(row.location[0]), str(row.location[1]), *figures, printable(row.member or "-"))
+        shown.add_row(*map(_cell, (*row.location, row.committed, row.end, row.lag, row.member)))
     for member, assigned in sorted(lag.group.members.items()):
         if not assigned:
-            table.add_row("-", "-", "-", "-", "-", printable(member))
-    if table.row_count:
-        print_table(table, right=range(1, 5))
+            shown.add_row("-", "-", "-", "-", "-", printable(member))
+    if shown.row_count:
+        yield shown
 
 
-def _figure(value: int | None) -> str:
-    return "-" if value is None else str(value)
+def _cell(value: str | int | None) -> str:
+    return "-" if value is None else printable(str(value))
 
 
 # --- reset ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Timestamp:
-    at: Micros
-
-
-Target = str | int | Timestamp
-"""`beginning`, `end`, an offset, or a time."""
-
-
-def _target(to: str | None, since: str | None) -> Target:
+def _reset(
+    channels: Channels,
+    name: str | None,
+    only: Sequence[str],
+    to: str | None,
+    since: Micros | None,
+    dry: bool,
+    as_json: bool,
+) -> None:
     if (to is None) == (since is None):
         raise Misconfigured("--reset", "one new offset is required", "give --to or --since")
-    if since is not None:
-        return Timestamp(parse_time("--since", since))
-    assert to is not None
-    if to in ("beginning", "end"):
-        return to
-    if not to.isdecimal():
-        raise Misconfigured("--to", f'"{to}" is not an offset', "write beginning, end, or an offset")
-    return int(to)
-
-
-def _reset(channels: Channels, name: str | None, only: Sequence[str], target: Target, dry: bool, as_json: bool) -> None:
     if name is None:
         raise Misconfigured("--reset", "a group is required", "give --group NAME")
     where = f"group {printable(name)}"
@@ -151,10 +135,19 @@ def _reset(channels: Channels, name: str | None, only: Sequence[str], target: Ta
     if not names:
         raise Misconfigured(where, "it has no committed offsets, so its channels are unknown", "give --topic NAME")
     require_channels(channels, names)
-    moves = {channel: _offsets(channels, channel, target) for channel in names}
+    moves = {channel: _offsets(channels, channel, to, since) for channel in names}
     if not dry:
         channels.move(name, moves)
-    _show_moves(name, moves, committed, dry, as_json)
+    rows = [
+        {"channel": channel, "partition": partition, "from": committed.get((channel, partition)), "to": offset}
+        for channel, offsets in moves.items()
+        for partition, offset in sorted(offsets.items())
+    ]
+    shown = table("channel", "partition", "from", "to", right=range(1, 4))
+    for row in rows:
+        shown.add_row(*map(_cell, row.values()))
+    done = f"{printable(name)} {'would be' if dry else 'was'} moved"
+    print_result(as_json, {"group": name, "dry_run": dry, "moved": rows}, (shown, done))
 
 
 def _committed(channels: Channels, name: str, only: Sequence[str]) -> Mapping[ChannelPartition, int]:
@@ -170,31 +163,14 @@ def _committed(channels: Channels, name: str, only: Sequence[str]) -> Mapping[Ch
     return group.committed
 
 
-def _offsets(channels: Channels, channel: str, target: Target) -> Offsets:
-    if isinstance(target, Timestamp):
-        return channels.since(channel, target.at)
+def _offsets(channels: Channels, channel: str, to: str | None, since: Micros | None) -> Offsets:
+    if since is not None:
+        return channels.since(channel, since)
     bounds = channels.bounds(channel)
-    if isinstance(target, str):
-        which = 0 if target == "beginning" else 1
-        return {partition: bound[which] for partition, bound in bounds.items()}
+    if to == "beginning" or to == "end":
+        return {partition: first if to == "beginning" else end for partition, (first, end) in bounds.items()}
+    if to is None or not to.isdecimal():
+        raise Misconfigured("--to", f'"{to}" is not an offset', "write beginning, end, or an offset")
     for partition, (first, end) in bounds.items():
-        check_offset("--to", f"{channel}/{partition}", target, first, end)
-    return dict.fromkeys(bounds, target)
-
-
-def _show_moves(
-    name: str, moves: Mapping[str, Offsets], before: Mapping[ChannelPartition, int], dry: bool, as_json: bool
-) -> None:
-    rows = [
-        {"channel": channel, "partition": partition, "from": before.get((channel, partition)), "to": offset}
-        for channel, offsets in moves.items()
-        for partition, offset in sorted(offsets.items())
-    ]
-    if as_json:
-        typer.echo(json.dumps({"group": name, "dry_run": dry, "moved": rows}))
-        return
-    table = Table("channel", "partition", "from", "to")
-    for row in rows:
-        table.add_row(*("-" if value is None else printable(str(value)) for value in row.values()))
-    print_table(table, right=range(1, 4))
-    typer.echo(f"{printable(name)} {'would be' if dry else 'was'} moved")
+        check_offset("--to", f"{channel}/{partition}", int(to), first, end)
+    return dict.fromkeys(bounds, int(to))

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,9 +40,13 @@ def parse_duration(option: str, text: str, fix: str = "") -> timedelta:
 
 
 def time_option(name: str, text: str, default: str | bool = False) -> Any:
-    """An option whose value is a time."""
+    """An option whose value is a time, in microseconds."""
+
+    def time(value: str) -> Micros:
+        return parse_time(name, value)
+
     help_ = f"{text}: 10m (ago), or 2026-11-15T10:00."
-    return typer.Option(name, metavar="TIME", parser=partial(parse_time, name), help=help_, show_default=default)
+    return typer.Option(name, metavar="TIME", parser=time, help=help_, show_default=default)
 
 
 File = Annotated[Path, typer.Argument(help="The Python file that defines the pipeline.", show_default=False)]
@@ -110,3 +113,10 @@ def require_writable(channels: Channels, name: str) -> None:
     """Misconfigured for results, dead letters and internal channels: only the pipeline writes to them."""
     if (refusal := protected(name, channels)) is not None:
         raise Misconfigured(f"channel {printable(name)}", *refusal)
+
+
+def check_offset(option: str, name: str, offset: int, first: int, end: int) -> None:
+    """Misconfigured unless the partition of this name has the offset, or ends there."""
+    if not first <= offset <= end:
+        fix = f"give {first} (the oldest record) to {end} (the next record)"
+        raise Misconfigured(option, f"{name} has no offset {offset}", fix)

@@ -1,7 +1,6 @@
 """`penstock replay`: copy the records of a time range to another channel."""
 
 import asyncio
-import json
 import re
 import sys
 import time
@@ -12,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_time, require_writable
-from penstock.core.clock import SystemClock
+from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, require_writable, time_option
+from penstock.cli.standard import inform, print_result
+from penstock.core.clock import Micros, SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
 from penstock.operate.replay import Replay, Replayed, stretch
@@ -25,13 +25,8 @@ def replay(
     into: Annotated[
         str, typer.Option(help="The channel to write to. It is created with the same settings if it does not exist.")
     ],
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="The start of the range: 10m (ago), or 2026-11-15T10:00.", show_default="the beginning"
-        ),
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="The end of the range.", show_default="now")] = None,
+    since: Annotated[Micros | None, time_option("--since", "The start of the range", "the beginning")] = None,
+    until: Annotated[Micros | None, time_option("--until", "The end of the range", "now")] = None,
     speed: Annotated[
         str, typer.Option(help="1x: the original speed; 10x: ten times as fast; max: as fast as possible.")
     ] = "max",
@@ -56,40 +51,35 @@ def replay(
     pace = _speed(speed)
     source = find_channels(folder, profile, servers)
     target = source if to is None else find_channels(folder, profile, to)
-    starts = None if since is None else parse_time("--since", since)
-    ends = None if until is None else parse_time("--until", until)
-    if starts is not None and ends is not None and ends <= starts:
+    if since is not None and until is not None and until <= since:
         raise Misconfigured("--until", "it is not after --since", "give a later time")
-    selection = stretch(source, channel, starts, ends)
+    selection = stretch(source, channel, since, until)
     if _same(source, channel, target, into):
-        raise Misconfigured(
-            "--into", "it is the same channel: every record would be there twice", "give another channel"
-        )
+        problem = "it is the same channel: every record would be there twice"
+        raise Misconfigured("--into", problem, "give another channel")
     require_writable(target, into)
     _create(source, channel, target, into)
     progress = _Progress(as_json)
     with stop_on_signals() as stop:
         done = asyncio.run(Replay(source, channel, target, into, pace, SystemClock()).run(selection, stop, progress))
     complete = done.failure is None and not stop.is_set()
-    if as_json:
-        failure = None if done.failure is None else str(done.failure)
-        facts = {"due": done.due, "sent": done.sent, "last": done.last, "failure": failure}
-        typer.echo(json.dumps({"channel": channel, "into": into, "complete": complete, **facts}))
-    else:
-        _show(f"{channel}: {done.sent:,} records copied to {into}", done, complete)
+    failure = None if done.failure is None else str(done.failure)
+    facts = {"due": done.due, "sent": done.sent, "last": done.last, "failure": failure}
+    text = f"{channel}: {done.sent:,} records copied to {into}"
+    if not complete:
+        text += f" before it {'was stopped' if failure is None else 'failed'}"
+    print_result(as_json, {"channel": channel, "into": into, "complete": complete, **facts}, [text])
+    if not (complete or as_json):
+        _show_rest(done)
     raise typer.Exit(0 if complete else 1)
 
 
-def _show(sent: str, done: Replayed, complete: bool) -> None:
-    if complete:
-        typer.echo(sent)
-        return
-    typer.echo(f"{sent} before it {'was stopped' if done.failure is None else 'failed'}")
+def _show_rest(done: Replayed) -> None:
     if done.failure is not None:
-        typer.echo(f"penstock: {done.failure}", err=True)
+        inform(f"penstock: {done.failure}")
     if done.last is not None:
         since = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=done.last)
-        typer.echo(f"to continue: --since {since.isoformat()}; records of exactly that time are copied again", err=True)
+        inform(f"to continue: --since {since.isoformat()}; records of exactly that time are copied again")
 
 
 def _speed(text: str) -> float | None:
@@ -123,4 +113,4 @@ class _Progress:
     def __call__(self, done: Replayed) -> None:
         if self._shown and time.monotonic() - self._printed >= 1:
             self._printed = time.monotonic()
-            typer.echo(f"{done.sent:,} of at most {done.due:,} records", err=True)
+            inform(f"{done.sent:,} of at most {done.due:,} records")

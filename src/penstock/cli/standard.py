@@ -12,6 +12,7 @@ from threading import Event
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -124,19 +125,28 @@ def inform(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def print_json(document: object) -> None:
-    """Print a document on one line. It is ASCII: no character of it can control a terminal."""
-    typer.echo(json.dumps(document))
+def print_result(as_json: bool, document: object, parts: Iterable[str | Text | Table]) -> None:
+    """Print a document for programs, or its parts for people: lines and tables.
+
+    JSON is one line of ASCII: no character of it can control a terminal. Lines are not wrapped.
+    """
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    screen = console()
+    for part in parts:
+        screen.print(part, soft_wrap=not isinstance(part, Table))
+
+
+def table(*columns: str, right: Iterable[int] = (), title: str | None = None) -> Table:
+    """A table with these columns; those at the indexes `right` are aligned to the right."""
+    made = Table(*columns, title=title, title_justify="left")
+    for column in right:
+        made.columns[column].justify = "right"
+    return made
 
 
 def console() -> Console:
     """The console for tables: as wide as the terminal, or wide enough for any table."""
-    found = Console(highlight=False, markup=False)
-    return found if found.is_terminal else Console(highlight=False, markup=False, width=180)
-
-
-def print_table(table: Table, right: Iterable[int] = (), screen: Console | None = None) -> None:
-    """Print a table, with these columns aligned to the right."""
-    for column in right:
-        table.columns[column].justify = "right"
-    (screen or console()).print(table)
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=180)

@@ -1,7 +1,7 @@
 """`penstock topics`: create, list, describe, alter and delete topics, on any binder."""
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from penstock.audit.writers import INTERNAL
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.topics import Copies
 from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_duration, require_existing
-from penstock.cli.standard import console, inform, print_json, print_table
+from penstock.cli.standard import inform, print_result, table
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, printable
@@ -105,22 +105,23 @@ def topics(
     names = channels.names()
     if topic is not None and action != "--create":
         if topic not in names and if_exists:
-            _print(as_json, {"topic": topic, "exists": False}, f"{topic} does not exist")
+            print_result(as_json, {"topic": topic, "exists": False}, [f"{topic} does not exist"])
             return
         require_existing("topic", topic, names, f" at {channels.where}")
-    match action:
-        case "--create":
-            _create(channels, wanted, if_not_exists, as_json)
-        case "--list":
-            _print(as_json, {"topics": names}, *names)
-            if not names and not as_json:
-                inform(f"there are no topics at {channels.where}; create one: penstock topics --create --topic NAME")
-        case "--describe":
-            _describe(channels, [topic] if topic else names, as_json)
-        case "--alter":
-            _alter(channels, wanted, given, as_json)
-        case "--delete":
-            _delete(channels, wanted.name, force, as_json)
+    if action == "--create":
+        _create(channels, wanted, if_not_exists, as_json)
+    elif action == "--list":
+        print_result(as_json, {"topics": names}, names)
+        if not names and not as_json:
+            inform(f"there are no topics at {channels.where}; create one: penstock topics --create --topic NAME")
+    elif action == "--describe":
+        found = [TopicDescription.of(channels, name) for name in ([topic] if topic else names)]
+        parts = (part for one in found for part in one.parts())
+        print_result(as_json, {"topics": [one.to_json() for one in found]}, parts)
+    elif action == "--alter":
+        _alter(channels, wanted, given, as_json)
+    else:
+        _delete(channels, wanted.name, force, as_json)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -170,23 +171,14 @@ def _create(channels: Channels, topic: Topic, if_not_exists: bool, as_json: bool
             fix = "add --if-not-exists, change it with --alter, or choose another name"
             raise Misconfigured(f"topic {topic.name}", f"it exists already at {channels.where}", fix)
         existing = TopicDescription.of(channels, topic.name)
-        _print(as_json, {"created": False, **existing.to_json()}, f"exists already: {existing.summary}")
+        print_result(as_json, {"created": False, **existing.to_json()}, [f"exists already: {existing.summary}"])
         return
     differences = channels.ensure([topic]).differences
     created = TopicDescription.of(channels, topic.name)
     facts = {"created": True, "differences": differences, **created.to_json()}
-    _print(as_json, facts, f"created {created.summary}", *differences)
+    print_result(as_json, facts, [f"created {created.summary}", *differences])
     if differences:
         raise typer.Exit(1)
-
-
-def _describe(channels: Channels, names: Sequence[str], as_json: bool) -> None:
-    descriptions = [TopicDescription.of(channels, name) for name in names]
-    if as_json:
-        print_json({"topics": [description.to_json() for description in descriptions]})
-    else:
-        for description in descriptions:
-            description.show()
 
 
 def _alter(channels: Channels, wanted: Topic, given: Set[str], as_json: bool) -> None:
@@ -216,7 +208,7 @@ def _alter(channels: Channels, wanted: Topic, given: Set[str], as_json: bool) ->
     lines = [f"now {after.summary}"]
     if more:
         lines.append(f"{counted(more, 'partition')} added: new records of some keys go to another partition")
-    _print(as_json, {"added": more, "changed": changes, **after.to_json()}, *lines)
+    print_result(as_json, {"added": more, "changed": changes, **after.to_json()}, lines)
 
 
 def _delete(channels: Channels, name: str, force: bool, as_json: bool) -> None:
@@ -225,15 +217,7 @@ def _delete(channels: Channels, name: str, force: bool, as_json: bool) -> None:
         raise Misconfigured(f"topic {name}", problem, "to delete it anyway, add --force")
     found = TopicDescription.of(channels, name)
     channels.remove(name)
-    _print(as_json, {"deleted": True, **found.to_json()}, f"deleted {found.summary}")
-
-
-def _print(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
-    if as_json:
-        print_json(facts)
-    else:
-        for line in lines:
-            typer.echo(line)
+    print_result(as_json, {"deleted": True, **found.to_json()}, [f"deleted {found.summary}"])
 
 
 @dataclass(frozen=True)
@@ -284,19 +268,19 @@ class TopicDescription:
             ],
         }
 
-    def show(self) -> None:
-        screen = console()
-        screen.print(self.summary)
+    def parts(self) -> Iterator[str | Table]:
+        yield self.summary
         if self.topic.config:
-            screen.print("  " + ", ".join(f"{key}={value}" for key, value in sorted(self.topic.config.items())))
-        table = Table("partition", "first", "next", "offsets", *(("leader", "replicas", "in sync") * bool(self.copies)))
+            yield "  " + ", ".join(f"{key}={value}" for key, value in sorted(self.topic.config.items()))
+        brokers = ("leader", "replicas", "in sync") if self.copies else ()
+        shown = table("partition", "first", "next", "offsets", *brokers, right=range(4))
         for partition, (first, end) in self.bounds.items():
-            brokers: list[str] = []
+            cells = [str(partition), str(first), str(end), str(end - first)]
             if (copies := self.copies.get(partition)) is not None:
-                leader = "none" if copies.leader is None else str(copies.leader)
-                brokers = [leader, *(", ".join(map(str, sorted(each))) for each in (copies.replicas, copies.in_sync))]
-            table.add_row(str(partition), str(first), str(end), str(end - first), *brokers)
-        print_table(table, range(4), screen)
+                cells.append("none" if copies.leader is None else str(copies.leader))
+                cells += [", ".join(map(str, sorted(each))) for each in (copies.replicas, copies.in_sync)]
+            shown.add_row(*cells)
+        yield shown
 
 
 def _duration(time: timedelta) -> str:
