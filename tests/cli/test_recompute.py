@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.replay import Difference, Found, How, Row, Verdict
-from penstock.cli.recompute import recompute, show
+from penstock.cli.recompute import recompute, report_lines
+from penstock.cli.standard import print_result
 from penstock.core.errors import Misconfigured
 from penstock.operate.recompute import Gone, Judged, Report
 
@@ -26,7 +27,7 @@ def judged(holder: str, *differences: Difference, late: bool = False, **counts: 
 
 
 def printed(found: Report, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    show(found)
+    print_result(False, None, report_lines(found))
     return capsys.readouterr().out.splitlines()
 
 

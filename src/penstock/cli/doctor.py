@@ -1,6 +1,5 @@
 """`penstock doctor`: check this machine."""
 
-import json
 import os
 import shutil
 import sys
@@ -10,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.standard import print_result
 from penstock.core.errors import PenstockError
 from penstock.pipeline.config import Config
 from penstock.run.warm import is_warmed_up, warm_up
@@ -47,13 +46,9 @@ def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
         _files(),
         Finding("processors", True, f"{os.cpu_count()}; each real-time query needs one"),
     ]
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False))
-    else:
-        console = Console(highlight=False, soft_wrap=True)
-        for finding in findings:
-            mark = Text("ok   ", style="green") if finding.ok else Text("wrong", style="bold red")
-            console.print(mark, Text(f" {finding.what}: {finding.details}"), sep="")
+    marks = {True: ("ok   ", "green"), False: ("wrong", "bold red")}
+    lines = [Text.assemble(marks[finding.ok], f" {finding.what}: {finding.details}") for finding in findings]
+    print_result(as_json, [asdict(finding) for finding in findings], lines)
     raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
 
 

@@ -1,7 +1,7 @@
 """`penstock plan`: check and explain a pipeline."""
 
-import json
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.options import AsJson, File, Profile
-from penstock.cli.standard import console
+from penstock.cli.standard import inform, print_result, table
 from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.plan.checks import check, unconnected
@@ -25,7 +25,11 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
 
     Exit code: 0 on success, 1 when the pipeline would not start or is not connected, 2 when it cannot be planned.
     """
-    progress = _Progress()
+    start = time.monotonic()
+
+    def progress(text: str) -> None:
+        inform(f"{time.monotonic() - start:5.1f} s  {text}")
+
     description = load(file)
     config = Config.read(file.parent, profile)
     with description.locating():
@@ -41,43 +45,29 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     # The services do not run yet, and nothing is read from them.
     with description.locating(), engine(description, config.with_services("local", "redis://local"), log=None) as spark:
         made = make(description, config, spark, progress)
-    if as_json:
-        typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))
-    else:
-        show(made)
+    print_result(as_json, made.to_json(), _parts(made))
     raise typer.Exit(1 if made.wrong else 0)
 
 
-class _Progress:
-    """Prints progress on standard error, with the seconds since the start."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        typer.echo(f"{time.monotonic() - self._start:5.1f} s  {text}", err=True)
-
-
-def show(made: "Plan") -> None:
-    screen = console()
-    screen.print(f"Channels: {made.channels}")
+def _parts(made: "Plan") -> Iterator[str | Text | Table]:
+    yield f"Channels: {made.channels}"
     columns = ("from", "by", "to", "requested", "guarantee", "because")
-    hops = Table(*columns, title=f"Hops of {made.pipeline}", title_justify="left")
+    hops = table(*columns, title=f"Hops of {made.pipeline}")
     for hop in made.hops:
         hops.add_row(hop.start, hop.by, hop.end, hop.wanted, hop.guarantee, hop.why)
-    screen.print(hops)
-    queries = Table("query", "mode", "because", "key", "identity", "cost", title="Queries", title_justify="left")
+    yield hops
+    queries = table("query", "mode", "because", "key", "identity", "cost", title="Queries")
     for query in made.queries:
         queries.add_row(query.name, query.mode, query.why, ", ".join(query.key), query.identity, query.cost)
-    screen.print(queries)
+    yield queries
     for query in made.queries:
-        screen.print(f"checkpoint of {query.name}: {query.checkpoint}")
+        yield f"checkpoint of {query.name}: {query.checkpoint}"
     for cost, price in dict.fromkeys((query.cost, query.price) for query in made.queries):
-        screen.print(f"cost {cost}: {price}.")
+        yield f"cost {cost}: {price}."
     if made.slots.most:
-        screen.print(f"Spark slots: the queries need {made.slots.least}, and can use up to {made.slots.most}.")
+        yield f"Spark slots: the queries need {made.slots.least}, and can use up to {made.slots.most}."
     for remark in made.remarks:
-        screen.print(f"note: {remark}")
+        yield f"note: {remark}"
     for finding in made.findings:
-        screen.print(Text(f"{finding.level}: ", "bold red" if finding.level == "error" else "yellow"), end="")
-        screen.print(str(finding))
+        style = "bold red" if finding.level == "error" else "yellow"
+        yield Text.assemble((f"{finding.level}: ", style), str(finding))

@@ -1,13 +1,13 @@
 """`penstock audit --recompute`: compute a query again from the log, and compare the result."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from penstock.analysis.replay import Difference, Verdict
+from penstock.cli.standard import inform, print_result
 from penstock.operate.recompute import Report
 from penstock.operate.recompute import recompute as compared
 from penstock.pipeline.config import Config
@@ -44,34 +44,31 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
         channels = config.bind()
         spark = replace(spark, writers=result_writers(channels, description, spark))
         report = compared(spark, channels, description, config, found, _progress, wait)
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
-    else:
-        show(report)
+    print_result(as_json, report.to_json(), report_lines(report))
     return report.code
 
 
 def _progress(text: str) -> None:
-    typer.echo(f"{text} …", err=True)
+    inform(f"{text} …")
 
 
-def show(report: Report) -> None:
-    """Print the comparison: the counts of each copy, the rows that differ, and the verdict."""
+def report_lines(report: Report) -> Iterator[str]:
+    """The comparison: the counts of each copy, the rows that differ, and the verdict."""
     for channel, until in report.covered.items():
         beyond = sum(report.ends[channel].values()) - sum(until.values())
         rest = f"; {beyond:,} later offsets are not committed yet" if beyond else ", its end"
-        typer.echo(f"{report.query} has read {channel} up to {_offsets(until)}{rest}")
+        yield f"{report.query} has read {channel} up to {_offsets(until)}{rest}"
     for one in report.gone:
-        typer.echo(f"{one.channel}: retention removed offsets {one.first:,}–{one.last:,} of partition {one.partition}")
+        yield f"{one.channel}: retention removed offsets {one.first:,}–{one.last:,} of partition {one.partition}"
     for copy in report.judged:
         counts = [f"{copy.counts[verdict]:,} {label}" for verdict, label in _LABELS.items() if copy.counts[verdict]]
-        typer.echo(f"{copy.holder}: {', '.join(counts) or 'no rows'}")
+        yield f"{copy.holder}: {', '.join(counts) or 'no rows'}"
     differing = _grouped(report)
-    for names, difference in list(differing)[:_MAX_ROWS]:
-        _show_difference(report, names, difference)
+    for names, difference in differing[:_MAX_ROWS]:
+        yield from _difference(report, names, difference)
     if len(differing) > _MAX_ROWS:
-        typer.echo(f"and {len(differing) - _MAX_ROWS:,} more rows; --json lists all")
-    typer.echo(_verdict(report))
+        yield f"and {len(differing) - _MAX_ROWS:,} more rows; --json lists all"
+    yield _verdict(report)
 
 
 def _offsets(until: Any) -> str:
@@ -80,24 +77,22 @@ def _offsets(until: Any) -> str:
 
 def _grouped(report: Report) -> list[tuple[str, Difference]]:
     """The rows that differ, each once with the copies that have it."""
-    copies: dict[tuple[bytes, str], list[str]] = {}
-    first: dict[tuple[bytes, str], Difference] = {}
-    for one in report.judged:
-        for difference in one.differences:
+    found: dict[tuple[bytes, str], tuple[list[str], Difference]] = {}
+    for copy in report.judged:
+        for difference in copy.differences:
             same = (difference.key, json.dumps([difference.how, difference.columns], sort_keys=True))
-            copies.setdefault(same, []).append(one.holder)
-            first.setdefault(same, difference)
-    return [(", ".join(names), first[same]) for same, names in copies.items()]
+            found.setdefault(same, ([], difference))[0].append(copy.holder)
+    return [(", ".join(names), difference) for names, difference in found.values()]
 
 
-def _show_difference(report: Report, names: str, one: Difference) -> None:
+def _difference(report: Report, names: str, one: Difference) -> Iterator[str]:
     record = report.record_of(one)
-    typer.echo(f"\n{one.key.decode(errors='replace')} {one.how} in {names}" + (f": {record}" if record else ""))
+    yield f"\n{one.key.decode(errors='replace')} {one.how} in {names}" + (f": {record}" if record else "")
     for label, row in () if one.columns else (("held", one.held), ("recomputed", one.recomputed)):
         if row is not None and row.value is not None:
-            typer.echo(f"    {label} {row.value.decode(errors='replace')}")
+            yield f"    {label} {row.value.decode(errors='replace')}"
     for name, (held, due) in one.columns.items():
-        typer.echo(f"    {name}: held {_json(held)}, recomputed {_json(due)}")
+        yield f"    {name}: held {_json(held)}, recomputed {_json(due)}"
 
 
 def _json(value: Any) -> str:

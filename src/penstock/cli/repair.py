@@ -1,12 +1,12 @@
 """`penstock repair`: find and repair damaged files of a stopped pipeline."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.standard import print_result
 from penstock.core.errors import Misconfigured
 from penstock.operate.repair import damages
 from penstock.pipeline.config import Config
@@ -31,24 +31,16 @@ def repair(
     config = Config.read(folder, profile)
     if not config.state.is_dir():
         raise Misconfigured(str(config.state), "state folder not found", "give the folder of the pipeline: --folder")
-    unrepaired, found = 0, []
+    found: list[dict[str, str | None]] = []
     with StateFolder(config.state).locked(), StateFolder(config.state, ROLE).locked():
         for one in damages(config):
             done = one.repair() if apply and one.repair else None
-            unrepaired += done is None
             facts = {"file": str(one.file), "problem": one.problem, "consequence": one.consequence}
             found.append({**facts, "fix": one.fix, "repaired": done})
             if not as_json:
+                command = "penstock repair --apply: " if one.repair else ""
                 typer.echo(f"{one.file}: {one.problem}\n  consequence: {one.consequence}")
-                typer.echo(
-                    f"  repaired: {one.fix}; {done}" if done else f"  fix: {_fix(one.fix, one.repair is not None)}"
-                )
-    if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
-    elif not found:
-        typer.echo("no damaged files were found")
-    raise typer.Exit(1 if unrepaired else 0)
-
-
-def _fix(text: str, possible: bool) -> str:
-    return f"penstock repair --apply: {text}" if possible else text
+                typer.echo(f"  repaired: {one.fix}; {done}" if done else f"  fix: {command}{one.fix}")
+    if as_json or not found:
+        print_result(as_json, found, ["no damaged files were found"])
+    raise typer.Exit(1 if any(one["repaired"] is None for one in found) else 0)
