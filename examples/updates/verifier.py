@@ -5,16 +5,13 @@ Exits with 0 if all numbers are there, with 1 if one is missing, with 2 if the r
 """
 
 import argparse
-import json
 import os
 import sys
 
-import typer
-
 from penstock import Origin, Topic, bind
-from penstock.audit.verify import EXIT_CODES, Integrity, IntegrityReport, Verifier
-from penstock.cli.standard import console
-from penstock.cli.verify import show
+from penstock.audit.verify import EXIT_CODES, Integrity, Verifier
+from penstock.cli.standard import print_result
+from penstock.cli.verify import report_parts
 from penstock.core.clock import Clock, SystemClock, duration
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError, Refused
@@ -32,10 +29,11 @@ def verify(
                 count += 1
                 take(verifier, entry)
             if seconds and clock.elapsed() >= due:
-                report(verifier.report(), as_json)
+                report = verifier.report()
+                print_result(as_json, report.to_json(), report_parts(report))
                 due = clock.elapsed() + seconds
         end = verifier.end()
-        report(end, as_json)
+        print_result(as_json, end.to_json(), report_parts(end))
         return end.verdict
 
 
@@ -47,13 +45,6 @@ def take(verifier: Verifier, entry: Entry) -> None:
         verifier.take(origin, entry.appended)
     except Refused as error:
         verifier.refuse(f"offset {entry.offset}", error.reason)
-
-
-def report(result: IntegrityReport, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(result.to_json()))
-    else:
-        show(result, console())
 
 
 def main() -> None:

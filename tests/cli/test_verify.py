@@ -21,7 +21,8 @@ from typer.testing import CliRunner, Result
 from penstock.audit.verify import Verifier
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
-from penstock.cli.verify import show, verify
+from penstock.cli.standard import print_parts
+from penstock.cli.verify import report_parts, verify
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
@@ -318,7 +319,7 @@ def shown(sender: str, last: int, width: int) -> list[str]:
     for seq in (last - 1, last):
         verifier.take(Origin(sender, EPOCH, seq, 0), None)
     screen = Console(file=StringIO(), width=width)
-    show(verifier.end(), screen)
+    print_parts(report_parts(verifier.end()), screen)
     assert isinstance(screen.file, StringIO)
     return screen.file.getvalue().splitlines()
 

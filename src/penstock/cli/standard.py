@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from threading import Event
 
 import typer
@@ -128,14 +129,23 @@ def inform(text: str) -> None:
 def print_result(as_json: bool, document: object, parts: Iterable[str | Text | Table]) -> None:
     """Print a document for programs, or its parts for people: lines and tables.
 
-    JSON is one line of ASCII: no character of it can control a terminal. Lines are not wrapped.
+    JSON is one line of ASCII: no character of it can control a terminal. Raises Unavailable if it cannot be written.
     """
-    if as_json:
-        typer.echo(json.dumps(document))
-        return
-    screen = console()
+    screen, text = console(), StringIO()
+    # The width and the colours are those of the terminal.
+    screen.file = text
+    if not as_json:
+        print_parts(parts, screen)
+    try:
+        typer.echo(json.dumps(document) if as_json else text.getvalue(), nl=as_json)
+    except OSError as error:
+        raise Unavailable("standard output", error.strerror or str(error)) from error
+
+
+def print_parts(parts: Iterable[str | Text | Table], screen: Console) -> None:
+    """Print lines, which are not wrapped because other programs may read them, and tables."""
     for part in parts:
-        screen.print(part, soft_wrap=not isinstance(part, Table))
+        screen.print(part, soft_wrap=not isinstance(part, Table), crop=False)
 
 
 def table(*columns: str, right: Iterable[int] = (), title: str | None = None) -> Table:

@@ -1,25 +1,23 @@
 """`penstock verify`: per sender, the numbers must have no gap; in a channel, a file or standard input."""
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from threading import Event
 from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from penstock.audit.verify import EXIT_CODES, Fields, Integrity, IntegrityReport, Lapse, SenderCount, Verifier
-from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_duration
-from penstock.cli.standard import Input, console
+from penstock.cli.options import AsJson, Folder, MaxLine, Profile, Servers, find_channels, parse_duration
+from penstock.cli.standard import Input, print_result
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
@@ -63,7 +61,7 @@ def verify(
         str,
         typer.Option(metavar="DURATION", help="The time to wait for missing records at the end of a channel."),
     ] = "2s",
-    max_line: Annotated[int, typer.Option(min=1, max=1 << 30, help="The most bytes in a line.")] = 1 << 20,
+    max_line: MaxLine = 1 << 20,
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
@@ -82,28 +80,25 @@ def verify(
         raise Misconfigured("--seq", "it is empty", "give the field of the number")
     clock, fields = SystemClock(), Fields(seq, sender, epoch, time)
     interval, wait = parse_duration("--every", every).total_seconds(), parse_duration("--grace", grace).total_seconds()
-
-    def verified(opened: Stream | Log) -> IntegrityReport:
-        return _verified(opened, fields, Verifier(clock, first), clock, interval, as_json)
-
-    if source == "-":
-        end = verified(Stream("standard input", 0, max_line, clock, live=True))
-    elif "/" in source or source.endswith((".json", ".jsonl")) or Path(source).exists():
-        if follow:
-            fix = f"pipe it: tail -n +1 -f {source} | penstock verify -"
-            raise Misconfigured("--follow", "a file cannot be followed", fix)
-        try:
-            file = Path(source).open("rb", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise Misconfigured(
-                source, f"it cannot be read: {error.strerror}", "give a file that can be read"
-            ) from error
-        with file:
-            end = verified(Stream(source, file.fileno(), max_line, clock, live=False))
-    else:
-        channels = _channels(source, folder, profile, servers)
-        # A channel without stored records has no current end.
-        end = verified(Log(channels, source, clock, follow or not channels.promise.replay, wait))
+    with ExitStack() as stack:
+        opened: Stream | Log
+        if source == "-":
+            opened = Stream("standard input", 0, max_line, clock, live=True)
+        elif "/" in source or source.endswith((".json", ".jsonl")) or Path(source).exists():
+            if follow:
+                fix = f"pipe it: tail -n +1 -f {source} | penstock verify -"
+                raise Misconfigured("--follow", "a file cannot be followed", fix)
+            try:
+                file = stack.enter_context(Path(source).open("rb", buffering=0))
+            except OSError as error:
+                problem = f"it cannot be read: {error.strerror}"
+                raise Misconfigured(source, problem, "give a file that can be read") from error
+            opened = Stream(source, file.fileno(), max_line, clock, live=False)
+        else:
+            channels = _channels(source, folder, profile, servers)
+            # A channel without stored records has no current end.
+            opened = Log(channels, source, clock, follow or not channels.promise.replay, wait)
+        end = _verified(opened, fields, Verifier(clock, first), clock, interval, as_json)
     raise typer.Exit(EXIT_CODES[end.verdict])
 
 
@@ -116,26 +111,14 @@ def _verified(
         try:
             for _ in source.feed(verifier, fields, stop):
                 if interval and clock.elapsed() >= due:
-                    _print(verifier.report(), as_json)
+                    report = verifier.report()
+                    print_result(as_json, report.to_json(), report_parts(report))
                     due += interval * ((clock.elapsed() - due) // interval + 1)
         except PenstockError as error:
             verifier.doubt(f"Reading failed: {error}.")
         end = verifier.end()
-        _print(end, as_json)
+        print_result(as_json, end.to_json(), report_parts(end))
     return end
-
-
-def _print(report: IntegrityReport, as_json: bool) -> None:
-    screen, text = console(), StringIO()
-    if not as_json:
-        # The width and the colours are those of the terminal; writing errors are handled below.
-        screen.file = text
-        show(report, screen)
-    # A failed write must not look like a verdict.
-    try:
-        typer.echo(json.dumps(report.to_json()) if as_json else text.getvalue().rstrip("\n"))
-    except OSError as error:
-        raise Unavailable("standard output", error.strerror or str(error)) from error
 
 
 def _channels(channel: str, folder: Path, profile: str | None, servers: str | None) -> Channels:
@@ -246,34 +229,24 @@ def _origin(entry: Entry, fields: Fields) -> Origin:
 # --- reports as text --------------------------------------------------------------------------------------------------
 
 
-def show(report: IntegrityReport, screen: Console) -> None:
-    """Print a report: of an interval, a line and the first gaps; at the end, everything."""
+def report_parts(report: IntegrityReport) -> Iterator[str | Text | Table]:
+    """A report as text: of an interval, a line and the first gaps; at the end, everything."""
     if not report.final:
-        _print_line(screen, _interval(report))
-        _show_gaps(report, screen)
+        timestamp = datetime.fromtimestamp(report.at // 1_000_000, UTC)
+        missing = f"; {report.missing:,} missing" if report.missing else ""
+        unreadable = f"; {report.unreadable:,} cannot be read" if report.unreadable else ""
+        yield f"{timestamp:%H:%M:%S} UTC: {_arrived(report.lapse)}{missing}{unreadable}"
+        yield from _gaps(report)
         return
-    _show_senders(report.by_sender, screen)
-    _show_gaps(report, screen)
-    for where, reason in report.refused:
-        _print_line(screen, f"{where} cannot be read: {printable(reason)}", style="yellow")
+    yield from _senders(report.by_sender)
+    yield from _gaps(report)
+    refused = [f"{where} cannot be read: {printable(reason)}" for where, reason in report.refused]
     if (more := report.unreadable - len(report.refused)) > 0:
-        _print_line(screen, f"and {more:,} more cannot be read", style="yellow")
-    for sentence in (*report.notes, *report.doubts):
-        _print_line(screen, printable(sentence), style="yellow")
-    _print_line(screen, f"{_arrived(report.lapse)}.")
-    _print_line(screen, _verdict(report), style=_STYLES.get(report.verdict, "bold yellow"))
-
-
-def _print_line(screen: Console, text: str, style: str = "") -> None:
-    # Not wrapped: other programs may read it line by line.
-    screen.print(Text(text, style=style), soft_wrap=True)
-
-
-def _interval(report: IntegrityReport) -> str:
-    timestamp = datetime.fromtimestamp(report.at // 1_000_000, UTC)
-    missing = f"; {report.missing:,} missing" if report.missing else ""
-    unreadable = f"; {report.unreadable:,} cannot be read" if report.unreadable else ""
-    return f"{timestamp:%H:%M:%S} UTC: {_arrived(report.lapse)}{missing}{unreadable}"
+        refused.append(f"and {more:,} more cannot be read")
+    for line in (*refused, *map(printable, (*report.notes, *report.doubts))):
+        yield Text(line, "yellow")
+    yield f"{_arrived(report.lapse)}."
+    yield Text(_verdict(report), _STYLES.get(report.verdict, "bold yellow"))
 
 
 def _arrived(lapse: Lapse) -> str:
@@ -285,51 +258,50 @@ def _arrived(lapse: Lapse) -> str:
     return text
 
 
-def _show_senders(senders: Sequence[SenderCount], screen: Console) -> None:
+def _senders(senders: Sequence[SenderCount]) -> Iterator[str | Table]:
     """A table of all senders if they are few; otherwise of the worst ones with a problem."""
+    if len(senders) <= MAX_LINES:
+        if senders:
+            yield SenderTable(senders)
+        return
     unclean = [one for one in senders if not one.clean]
-    worst = sorted(unclean, key=lambda one: (-one.missing, -one.doubled, -one.out_of_order))[:MAX_LINES]
-    few = len(senders) <= MAX_LINES
-    if listed := senders if few else worst:
-        screen.print(_fitted(_table(listed), screen), crop=False)
+    if worst := sorted(unclean, key=lambda one: (-one.missing, -one.doubled, -one.out_of_order))[:MAX_LINES]:
+        yield SenderTable(worst)
     if len(unclean) > MAX_LINES:
-        _print_line(
-            screen, f"and {len(unclean) - MAX_LINES:,} more senders with missing, repeated or reordered numbers"
-        )
-    if not few:
-        _print_line(screen, f"{len(senders) - len(unclean):,} senders are complete and in order")
+        yield f"and {len(unclean) - MAX_LINES:,} more senders with missing, repeated or reordered numbers"
+    yield f"{len(senders) - len(unclean):,} senders are complete and in order"
 
 
-def _table(senders: Sequence[SenderCount]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("sender", overflow="fold")
-    epochs = ["epoch"] if any(one.epoch for one in senders) else []
-    for title in (*epochs, "records", "first", "last", "missing", "doubled", "out of\norder"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for one in senders:
-        # Numbers that identify a record have no thousands separator.
-        names = [*([str(one.epoch)] if epochs else ()), f"{one.records:,}", str(one.first), str(one.last)]
-        missing = Text(f"{one.missing:,}", style="bold red" if one.missing else "")
-        table.add_row(Text(printable(one.sender)), *names, missing, f"{one.doubled:,}", f"{one.out_of_order:,}")
-    return table
+class SenderTable(Table):
+    """Folds long names on a narrow screen, and never numbers: it may be wider than the screen."""
+
+    def __init__(self, senders: Sequence[SenderCount]) -> None:
+        super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        self.add_column("sender", overflow="fold")
+        epochs = ["epoch"] if any(one.epoch for one in senders) else []
+        for title in (*epochs, "records", "first", "last", "missing", "doubled", "out of\norder"):
+            self.add_column(title, justify="right", no_wrap=True)
+        for one in senders:
+            # Numbers that identify a record have no thousands separator.
+            names = [*([str(one.epoch)] if epochs else ()), f"{one.records:,}", str(one.first), str(one.last)]
+            missing = Text(f"{one.missing:,}", style="bold red" if one.missing else "")
+            self.add_row(Text(printable(one.sender)), *names, missing, f"{one.doubled:,}", f"{one.out_of_order:,}")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(width=_WIDEST)
+        whole, names = (Measurement.get(console, wide, one).maximum for one in (self, Group(*self.columns[0].cells)))
+        if whole > options.max_width:
+            width = max(names - (whole - options.max_width), min(names, _MIN_NAME))
+            self.columns[0].width, self.width = width, whole - names + width
+        return super().__rich_console__(console, options)
 
 
-def _fitted(table: Table, screen: Console) -> Table:
-    """Fold long names on a narrow screen, and never numbers; the table may be wider than the screen."""
-    wide = screen.options.update(width=_WIDEST)
-    whole, names = (Measurement.get(screen, wide, one).maximum for one in (table, Group(*table.columns[0].cells)))
-    if whole > screen.width:
-        width = max(names - (whole - screen.width), min(names, _MIN_NAME))
-        table.columns[0].width, table.width = width, whole - names + width
-    return table
-
-
-def _show_gaps(report: IntegrityReport, screen: Console) -> None:
+def _gaps(report: IntegrityReport) -> Iterator[Text]:
     for gap in report.gaps[:MAX_LINES]:
         epoch = f"/{gap.epoch}" if gap.epoch else ""
-        _print_line(screen, f"{printable(gap.sender)}{epoch} misses {gap.numbers}", style="red")
+        yield Text(f"{printable(gap.sender)}{epoch} misses {gap.numbers}", "red")
     if (more := len(report.gaps) - MAX_LINES) > 0:
-        _print_line(screen, f"and {more:,} more ranges; --json lists all", style="red")
+        yield Text(f"and {more:,} more ranges; --json lists all", "red")
 
 
 def _verdict(report: IntegrityReport) -> str:
