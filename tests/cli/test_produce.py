@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.cli import app as whole
-from penstock.cli.produce import RecordReader, SendResult, app, json_record, parse_separator, send, text_record
+from penstock.cli.produce import SendResult, app, json_record, parse_separator, read_records, send, text_record
 from penstock.cli.standard import Input
 from penstock.collect.numbers import Numbering
 from penstock.core.contracts import Entry, Topic
@@ -252,7 +252,7 @@ def reading(
         into.close()
         clock = ManualClock(5)
         numbering = Numbering("s", 1) if number else None
-        for portion in RecordReader(Input(read, longest), read_line, numbering, clock, longest).batches(Event()):
+        for portion in read_records(Input(read, longest), read_line, numbering, clock, Event()):
             yield from portion
 
 

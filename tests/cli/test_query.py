@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock.analysis.interactive import Result
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
-from penstock.cli.query import RowFormat, RowPrinter
+from penstock.cli.query import RowPrinter, row_line
 from penstock.cli.standard import Output
 from penstock.core.contracts import Topic
 from penstock.core.record import Record
@@ -68,7 +68,7 @@ def test_the_folder_counts_also_beside_a_file(tmp_path: Path) -> None:
 
 def printed(rows: list[str], result: Result, most: int | None, capsysbinary: pytest.CaptureFixture[bytes]) -> list[str]:
     stop = Event()
-    one = RowPrinter(Output(), RowFormat(), most, stop)
+    one = RowPrinter(Output(), False, most, stop)
     for row in rows:
         one.take(result, iter([row]))
     assert stop.is_set() is (one.count == most)
@@ -172,16 +172,16 @@ def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
     ],
 )
 def test_a_row_is_a_line(row: dict[str, object], keys: tuple[str, ...], text: str) -> None:
-    assert RowFormat().line(json.dumps(row), keys).decode() == text + "\n"
+    assert row_line(json.dumps(row), keys).decode() == text + "\n"
 
 
 def test_json_stays_as_it_is() -> None:
-    assert RowFormat(as_json=True, terminal=True).line('{"a":1}', ("a",)) == b'{"a":1}\n'
+    assert row_line('{"a":1}', ("a",), as_json=True, terminal=True) == b'{"a":1}\n'
 
 
 def test_a_wide_row_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     row = json.dumps({"x": "寿司寿司寿司"})
-    assert RowFormat(terminal=True).line(row).decode() == "x=寿司寿 …\n"
-    assert RowFormat(terminal=True).line('{"x": "12345678"}').decode() == "x=12345678\n"
-    assert RowFormat().line(row).decode() == "x=寿司寿司寿司\n"
+    assert row_line(row, terminal=True).decode() == "x=寿司寿 …\n"
+    assert row_line('{"x": "12345678"}', terminal=True).decode() == "x=12345678\n"
+    assert row_line(row).decode() == "x=寿司寿司寿司\n"

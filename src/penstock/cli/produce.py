@@ -4,7 +4,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli.options import (
     Folder,
+    MaxLine,
     Profile,
     Servers,
     find_channels,
@@ -31,7 +32,7 @@ from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Misconfigured, PenstockError, Refused
 from penstock.core.record import Record
 from penstock.core.text import did_you_mean, printable
-from penstock.simulate.updates import Updates, Walk, new_epoch, updates, walk
+from penstock.simulate.updates import Updates, new_epoch, updates, walk
 from penstock.supervise.process import stop_on_signals
 
 _POLL = 0.2
@@ -55,7 +56,7 @@ def produce(
     sender: Annotated[str, typer.Option(help="The sender name of the numbered records.")] = "produce",
     no_identity: Annotated[bool, typer.Option("--no-identity", help="Do not number the records.")] = False,
     create: Annotated[bool, typer.Option("--create", help="Create the channel if it does not exist.")] = False,
-    max_line: Annotated[int, typer.Option(min=1, max=1 << 30, help="The most bytes in a line.")] = 1 << 20,
+    max_line: MaxLine = 1 << 20,
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
@@ -83,9 +84,8 @@ def produce(
     require_writable(channels, topic)
     require_channels(channels, [topic], create=create, hint=", or add --create")
     lines = Input.standard(max_line, partial(typer.echo, ">", nl=False, err=True))
-    reader = RecordReader(lines, read, numbering, clock, max_line)
     with stop_on_signals() as stop:
-        code = _send_all(channels, topic, _in_thread(reader.batches(stop)))
+        code = _send_all(channels, topic, _in_thread(read_records(lines, read, numbering, clock, stop)))
     if lines.incomplete:
         inform("the last line was incomplete, and was not sent")
     raise typer.Exit(code)
@@ -139,9 +139,8 @@ def random_walk(
 
     Each step is a record: the position, with four decimals.
     """
-    options = Walk(_interval("--every", every), total, seed, key)
-    clock, pace = SystemClock(), Pace()
-    batches = walk(options, new_epoch(clock), clock, pace.skip)
+    interval, clock, pace = _interval("--every", every), SystemClock(), Pace()
+    batches = walk(interval, total, seed, key, new_epoch(clock), clock, pace.skip)
     _generate(batches, pace, topic, find_channels(folder, profile, servers))
 
 
@@ -260,38 +259,27 @@ def _bytes(field: str, value: object) -> bytes | None:
     raise Refused("a line", f'"{printable(field)}" must be a text, null, or {{"base64": "…"}}')
 
 
-@dataclass(frozen=True)
-class RecordReader:
-    """Reads lines of standard input as records."""
-
-    lines: Input
-    read: Callable[[bytes], Record]
-    numbering: Numbering | None
-    clock: Clock
-    max_line: int
-
-    def batches(self, stop: Event) -> Iterator[Sequence[Record]]:
-        """Batches of records. At an invalid line: the records before it, then Refused with the number of the line."""
-        number = 0
-        for lines in self.lines.batches(stop):
-            records: list[Record] = []
-            for line in lines:
-                number += 1
-                try:
-                    records.append(self._record(line))
-                except Refused as error:
-                    yield records
-                    raise Refused(f"line {number}", error.reason) from error
-            if records:
+def read_records(
+    lines: Input, read: Callable[[bytes], Record], numbering: Numbering | None, clock: Clock, stop: Event
+) -> Iterator[Sequence[Record]]:
+    """Batches of numbered records. At an invalid line: the records before it, then Refused with the line number."""
+    number = 0
+    for batch in lines.batches(stop):
+        records: list[Record] = []
+        for line in batch:
+            number += 1
+            try:
+                if len(line) > lines.max_length:
+                    raise Refused("a line", f"it is longer than {lines.max_length:,} bytes; raise --max-line")
+                record = read(line)
+            except Refused as error:
                 yield records
-
-    def _record(self, line: bytes) -> Record:
-        if len(line) > self.max_line:
-            raise Refused("a line", f"it is longer than {self.max_line:,} bytes; raise --max-line")
-        record = self.read(line)
-        if self.numbering is None or any(name in _IDENTITY for name, _ in record.extra):
-            return record
-        return replace(record, origin=self.numbering.next(self.clock.now()))
+                raise Refused(f"line {number}", error.reason) from error
+            if numbering is not None and not any(name in _IDENTITY for name, _ in record.extra):
+                record = replace(record, origin=numbering.next(clock.now()))
+            records.append(record)
+        if records:
+            yield records
 
 
 # --- send -------------------------------------------------------------------------------------------------------------
@@ -305,12 +293,6 @@ class SendResult:
     acknowledged: int = 0
     in_flight: int = 0
     failure: PenstockError | None = None
-
-    @contextmanager
-    def sending(self, count: int) -> Iterator[None]:
-        self.in_flight = count
-        yield
-        self.acknowledged, self.in_flight = self.acknowledged + count, 0
 
     def report(self) -> int:
         """Print it on standard error; the exit code."""
@@ -341,8 +323,10 @@ async def send(
     try:
         async with opening as sender:
             async for records in batches:
-                with result.sending(len(records)):
-                    await sender.send(topic, records)
+                result.in_flight = len(records)
+                await sender.send(topic, records)
+                result.acknowledged += len(records)
+                result.in_flight = 0
     except PenstockError as error:
         result.failure = error
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Annotated
@@ -95,7 +95,7 @@ def query(
         inform("starting Spark …")
         with spark(request, inform, stop) as (engine, scratch):
             offsets = {name: _offsets(request.channels, name, start) for name in request.names}
-            printer = RowPrinter(out, RowFormat(as_json, out.terminal), limit, stop)
+            printer = RowPrinter(out, as_json, limit, stop)
             with followed(engine, request, offsets, scratch, printer.take) as running:
                 inform(f"reading {', '.join(request.names)} {_start_text(start)}; Ctrl-C stops")
                 _wait(running, stop, seconds, clock)
@@ -190,24 +190,15 @@ def _summary(rows: int, running: InteractiveQuery) -> str:
 # --- rows as text -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RowFormat:
-    """Formats rows: as JSON, or for people, within the width of a terminal."""
-
-    as_json: bool = False
-    terminal: bool = False
-
-    def line(self, row: str, keys: Sequence[str] = ()) -> bytes:
-        """A row, which is a JSON object, as a line."""
-        if self.as_json:
-            return row.encode() + b"\n"
-        text = row_text(exactly(row), keys)
-        if self.terminal and cell_len(text) > (width := shutil.get_terminal_size().columns):
-            text = set_cell_size(text, max(1, width - 1)) + "…"
-        return text.encode() + b"\n"
+def row_line(row: str, keys: Sequence[str] = (), as_json: bool = False, terminal: bool = False) -> bytes:
+    """A row, which is a JSON object, as a line: JSON, or text within the width of the terminal."""
+    text = row if as_json else _row_text(exactly(row), keys)
+    if terminal and not as_json and cell_len(text) > (width := shutil.get_terminal_size().columns):
+        text = set_cell_size(text, max(1, width - 1)) + "…"
+    return text.encode() + b"\n"
 
 
-def row_text(row: Mapping[str, object], keys: Sequence[str]) -> str:
+def _row_text(row: Mapping[str, object], keys: Sequence[str]) -> str:
     """`city=Oslo, n=3`; of an aggregation, the grouping values first: `Oslo → n=3`."""
     rest = ", ".join(f"{printable(name)}={_value(value)}" for name, value in row.items() if name not in keys)
     if not keys:
@@ -233,15 +224,15 @@ def _timestamp(text: str) -> str:
 class RowPrinter:
     """Prints rows and counts them. Sets `stop` at the limit, or when the output is closed."""
 
-    def __init__(self, out: Output, format: RowFormat, limit: int | None, stop: Event) -> None:
-        self._out, self._format, self._limit, self._stop = out, format, limit, stop
+    def __init__(self, out: Output, as_json: bool, limit: int | None, stop: Event) -> None:
+        self._out, self._as_json, self._limit, self._stop = out, as_json, limit, stop
         self.count = 0
 
     def take(self, result: Result, rows: Iterator[str]) -> None:
-        if result.whole and self.count and not self._format.as_json:
+        if result.whole and self.count and not self._as_json:
             self._print(b"\n")
         for row in rows:
-            if self._stop.is_set() or not self._print(self._format.line(row, result.keys)):
+            if self._stop.is_set() or not self._print(row_line(row, result.keys, self._as_json, self._out.terminal)):
                 return
             self.count += 1
             if self.count == self._limit:

@@ -3,17 +3,14 @@
 A running pipeline is asked over HTTP, by its page or its analysis. For a stopped one, Spark reads the checkpoint.
 """
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, Self
-from urllib.error import HTTPError, URLError
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
+import httpx
 import orjson
 import typer
 
@@ -21,8 +18,8 @@ from penstock.analysis.checkpoints.rescale import Rescaled, ready
 from penstock.analysis.checkpoints.rescale import rescale as rescale_state
 from penstock.analysis.query import Query
 from penstock.analysis.session import session
-from penstock.cli.options import AsJson, File, OptionalFolder, Profile
-from penstock.cli.standard import inform
+from penstock.cli.options import AsJson, File, OptionalFolder, PipelineFile, Profile
+from penstock.cli.standard import inform, print_result
 from penstock.core.clock import SystemClock, is_running
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
@@ -31,7 +28,6 @@ from penstock.core.text import printable
 from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, combine, newest_row, readings
 from penstock.pipeline.config import Config
-from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.run.services import RunningPipeline, with_running_services
 from penstock.run.status import Status
@@ -45,12 +41,6 @@ _UNUSED = ("127.0.0.1:1", "redis://127.0.0.1:1")
 _SLOTS = 4
 
 QueryName = Annotated[str, typer.Argument(metavar="QUERY", help="The name of the query, or of its result.")]
-PipelineFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--pipeline", metavar="FILE", help="The file of the pipeline.", show_default="the pipeline that runs here"
-    ),
-]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -76,12 +66,9 @@ def get(
     Exit code: 0 when a row or a state exists, 1 when neither does.
     """
     _require_utf8(key)
-    found, document = StateReader.of(pipeline, folder, profile, query).get(key)
-    if as_json:
-        typer.echo(orjson.dumps(document).decode())
-    elif found:
-        for line in _lines(document, SystemClock().now()):
-            typer.echo(line)
+    found, document = StateReader(pipeline, folder, profile, query).get(key)
+    if found or as_json:
+        print_result(as_json, document, _lines(document, SystemClock().now()))
     else:
         inform(f"penstock: {printable(document['error'])}; {printable(document['fix'])}")
     raise typer.Exit(0 if found else 1)
@@ -99,13 +86,13 @@ def scan(
 ) -> None:
     """Show the state entries of a query, in any order."""
     _require_utf8(prefix)
-    document = StateReader.of(pipeline, folder, profile, query).scan(prefix, limit)
+    document = StateReader(pipeline, folder, profile, query).scan(prefix, limit)
     if as_json:
-        typer.echo(orjson.dumps(document).decode())
+        print_result(as_json, document, ())
         return
     for entry in document["entries"]:
         # Entries of MapState and the like name their variable, and their key within it.
-        variable = [entry[name] for name in ("variable",) if name in entry]
+        variable = [entry["variable"]] if "variable" in entry else []
         inner_key = [_json(entry["of"])] if "of" in entry else []
         typer.echo("\t".join([_json(entry["key"]), *variable, *inner_key, _json(entry["value"])]))
     inform(_summary(document, SystemClock().now()))
@@ -137,7 +124,7 @@ def rescale(
         flags = spark_archive(java, jars).use_flags()
         with session(description.name, config.spark, java.path, jars.spark, _SLOTS, None, flags) as spark:
             rescaled = rescale_state(spark, name, checkpoint, partitions, _progress)
-    typer.echo(json.dumps(asdict(rescaled)) if as_json else rescaled_line(rescaled))
+    print_result(as_json, asdict(rescaled), [rescaled_line(rescaled)])
 
 
 def rescaled_line(rescaled: Rescaled) -> str:
@@ -158,18 +145,15 @@ def _progress(text: str) -> None:
 class StateReader:
     """Reads the state of one query."""
 
-    @classmethod
-    def of(cls, pipeline: Path | None, folder: Path | None, profile: str | None, query: str) -> Self:
-        config = Config.read(folder or (pipeline.parent if pipeline else Path()), profile)
-        return cls(load(pipeline or RunningPipeline.file_in(config)), config, query)
-
-    def __init__(self, description: Description, config: Config, query: str) -> None:
-        self._description, self._config = description, config
-        self._query = description.query(query)
+    def __init__(self, pipeline: Path | None, folder: Path | None, profile: str | None, query: str) -> None:
+        self._config = Config.read(folder or (pipeline.parent if pipeline else Path()), profile)
+        self._description = load(pipeline or RunningPipeline.file_in(self._config))
+        self._query = self._description.query(query)
+        self._path = f"/state/{quote(self._query.name, safe='')}"
 
     def get(self, key: str) -> tuple[bool, dict[str, Any]]:
         """Whether a row or a state exists, and the document."""
-        path = f"/state/{quote(self._query.name, safe='')}/{quote(key, safe='')}"
+        path = f"{self._path}/{quote(key, safe='')}"
         if page := self._page():
             status, document = _fetch(page, path)
             return status == 200, document
@@ -187,7 +171,7 @@ class StateReader:
         return status == 200, document
 
     def scan(self, prefix: str, limit: int) -> dict[str, Any]:
-        path = f"/state/{quote(self._query.name, safe='')}?{urlencode({'prefix': prefix, 'limit': limit})}"
+        path = f"{self._path}?{urlencode({'prefix': prefix, 'limit': limit})}"
         if address := self._page() or self._analysis(self._channels()):
             return _fetch(address, path)[1]
         return self._read_checkpoint(lambda spark, lookup: lookup.scan(spark, self._query, prefix, limit))
@@ -225,26 +209,21 @@ class StateReader:
             return read(spark, lookup)
 
 
-# Local addresses are not fetched through the proxy of the environment.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
 def _fetch(address: str, path: str) -> tuple[int, dict[str, Any]]:
     """The document, with status 200 or 404; raises for other statuses."""
     try:
-        with _DIRECT.open(address + path, timeout=_TIMEOUT) as response:
-            return response.status, orjson.loads(response.read())
-    except HTTPError as error:
-        status, body = error.code, error.read()
-    except orjson.JSONDecodeError:
-        raise Unavailable(address, "another program answers there: the response is not JSON") from None
-    except (URLError, OSError, HTTPException) as error:
-        raise Unavailable(address, str(getattr(error, "reason", error)) or type(error).__name__) from None
+        # A local address is not fetched through the proxy of the environment.
+        response = httpx.get(address + path, timeout=_TIMEOUT, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unavailable(address, str(error) or type(error).__name__) from None
+    status = response.status_code
     try:
-        document = orjson.loads(body)
+        document = orjson.loads(response.content)
     except orjson.JSONDecodeError:
-        document = {"error": body.decode(errors="replace")[:200]}
-    if status == 404 and "keys" in document:
+        if status == 200:
+            raise Unavailable(address, "another program answers there: the response is not JSON") from None
+        document = {"error": response.text[:200]}
+    if status == 200 or (status == 404 and "keys" in document):
         return status, document
     raise _error(status, document)
 

@@ -12,13 +12,14 @@ import httpx
 import typer
 
 from penstock.cli.options import AsJson
+from penstock.cli.standard import print_result
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.signatures import new_secret, parse_secrets
 from penstock.core.text import printable
 from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook, new_id
 
 _MAX_RESPONSE = 4 << 20
-_FIELDS = {"url": "url", "events": "events", "id": "id", "secret": "secret"}
+_FIELDS = ("url", "events", "id", "secret")
 _PRIVATE = re.compile(r"secret|token|password|credential|api_?key", re.IGNORECASE)
 """Fields of a response that `list` does not show."""
 
@@ -79,11 +80,8 @@ def register(
         _set(document, names["events"], selected)
     response = _request("POST", provider, _headers(header), document)
     found = {"id": _get(response, names["id"]), "secret": _get(response, names["secret"])}
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    for name, value in found.items():
-        typer.echo(f"{name:6}  {printable(str(value)) if value is not None else '(not in the response)'}")
+    shown = {name: "(not in the response)" if value is None else printable(str(value)) for name, value in found.items()}
+    print_result(as_json, found, [f"{name:6}  {value}" for name, value in shown.items()])
 
 
 @app.command("list")
@@ -92,15 +90,12 @@ def list_(provider: Api, header: Headers = None, field: Fields = None, as_json: 
     names = _names(field)
     response = _request("GET", provider, _headers(header))
     rows = [_without_secrets(one) for one in _rows(response)]
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    if not rows:
-        typer.echo("no webhooks are registered")
+    lines = []
     for row in rows:
         events = _get(row, names["events"])
         listed = ", ".join(map(str, events)) if isinstance(events, list) else "all events" if events is None else events
-        typer.echo(printable(f"{_get(row, names['id'])}  {_get(row, names['url'])}  {listed}"))
+        lines.append(printable(f"{_get(row, names['id'])}  {_get(row, names['url'])}  {listed}"))
+    print_result(as_json, rows, lines or ["no webhooks are registered"])
 
 
 @app.command()
@@ -164,7 +159,7 @@ def _headers(options: Sequence[str] | None) -> dict[str, str]:
 
 
 def _names(options: Sequence[str] | None) -> dict[str, str]:
-    found = dict(_FIELDS)
+    found = {name: name for name in _FIELDS}
     for one in options or ():
         name, equals, path = one.partition("=")
         if name not in _FIELDS or not equals or not all(path.split(".")):

@@ -3,12 +3,12 @@
 An update is `{"seq": 1, "sender": "sender-01", "time": 1700000000000000}`; its headers have the same values, and the
 epoch of its producer. Each sender counts 1, 2, 3, …
 
-There are two random walks: one with state, and one whose positions are functions of their number.
+The position of a random walk is a function of its seed, the sender and the number of the step.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -30,7 +30,6 @@ _MOST = 100_000
 
 STEEPEST = 0.75
 """The longest step, up or down."""
-_SPREAD = 0.25
 
 _LEVELS = 32
 # The slope of a tent of each level, from a width of two steps to 2³². Their sum is below STEEPEST. From the fourth
@@ -138,47 +137,25 @@ class Counters:
         return orjson.dumps({"seq": number, "sender": f"sender-{sender:02d}", "time": time, "value": value})
 
 
-def positions(seed: int | None = None) -> Iterator[float]:
-    """Yield the position of a walk after each step, without end; the same for the same seed.
-
-    The direction of a step is a normal draw around the last one, within ±0.75.
-    """
-    draw = random.Random(seed)
-    position = direction = 0.0
-    while True:
-        direction = max(-STEEPEST, min(STEEPEST, draw.gauss(direction, _SPREAD)))
-        position += direction
-        yield position
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A step every `every`, `limit` steps in total."""
-
-    every: timedelta = timedelta(seconds=1)
-    limit: int | None = None
-    seed: int | None = None
-    key: str = "walk"
-    sender: str = "random-walk"
-
-
 async def walk(
-    wanted: Walk, epoch: int, clock: Clock, behind: Behind | None = None, sleep: Sleep = asyncio.sleep
+    every: timedelta,
+    limit: int | None,
+    seed: int | None,
+    key: str,
+    epoch: int,
+    clock: Clock,
+    behind: Behind | None = None,
+    sleep: Sleep = asyncio.sleep,
 ) -> AsyncIterator[list[Record]]:
     """Yield a batch of one record at each step: the position with 4 decimals, numbered from 1 in this epoch."""
-    if wanted.limit is not None and wanted.limit < 1:
+    if limit == 0:
         return
-    path = positions(wanted.seed)
-    async for tick in ticks(wanted.every, clock, behind, sleep):
-        origin = Origin(wanted.sender, epoch, tick + 1, clock.now())
-        yield [Record(_written(next(path)), origin, wanted.key.encode())]
-        if tick + 1 == wanted.limit:
+    walkers = Walkers(random.getrandbits(32) if seed is None else seed)
+    async for tick in ticks(every, clock, behind, sleep):
+        position = b"%.4f" % walkers.position(0, tick + 1)
+        yield [Record(position, Origin("random-walk", epoch, tick + 1, clock.now()), key.encode())]
+        if tick + 1 == limit:
             return
-
-
-def _written(position: float) -> bytes:
-    # Without negative zero.
-    return b"%.4f" % (round(position, 4) + 0.0)
 
 
 class Walkers:
@@ -193,11 +170,11 @@ class Walkers:
 
     def __call__(self, sender: int, number: int, time: Micros) -> bytes:
         """The position of `sender` after step `number`, at `time`."""
-        position = round(self._position(sender, number), 4) + 0.0
-        name = f"walker-{sender:02d}"
-        return orjson.dumps({"walk": name, "step": number, "position": position, "at": time // 1_000})
+        position = self.position(sender, number)
+        return orjson.dumps({"walk": f"walker-{sender:02d}", "step": number, "position": position, "at": time // 1_000})
 
-    def _position(self, sender: int, number: int) -> float:
+    def position(self, sender: int, number: int) -> float:
+        """The position with 4 decimals, without negative zero."""
         position = 0.0
         key = drawn(self._seed, sender)
         for level, slope in enumerate(_SLOPES, 1):
@@ -211,4 +188,4 @@ class Walkers:
             within = number & (1 << level) - 1
             height = slope * min(within, (1 << level) - within)
             position += height if bits >> tent & 1 else -height
-        return position
+        return round(position, 4) + 0.0
