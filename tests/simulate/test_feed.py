@@ -38,8 +38,8 @@ def test_a_record_is_due_exactly_from_its_time_on(rate: float) -> None:
 def test_no_more_is_due_than_the_count() -> None:
     one = feed(count=5)
     assert one.due(FOREVER) == 5
-    assert one.ended(5)
-    assert not one.ended(4)
+    assert Cursor(one, [], 5).ended
+    assert not Cursor(one, [], 4).ended
 
 
 def test_the_message_is_the_document_and_its_numbers() -> None:

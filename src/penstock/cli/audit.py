@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from penstock.audit.judge import EXIT_CODES, Doubt, Report, unique
 from penstock.audit.ledger import Ledger, Unreadable
 from penstock.audit.report import parts, show, utc
 from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.standard import inform
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.config import Config
@@ -63,15 +63,12 @@ def audit(
     Exit code: 0 when nothing is missing, 1 when records are missing, 2 when no pipeline has run here, 3 when the result
     is unknown.
     """
+    config = Config.read(folder, profile)
     if query is not None:
         from penstock.cli.recompute import recompute  # Imports Spark.
 
-        raise typer.Exit(
-            recompute(
-                folder, profile, pipeline or RunningPipeline.file_in(Config.read(folder, profile)), query, as_json
-            )
-        )
-    config = Config.read(folder, profile)
+        file = pipeline or RunningPipeline.file_in(config)
+        raise typer.Exit(recompute(folder, profile, file, query, as_json))
     grace_micros = int((config.audit.grace.total_seconds() if grace is None else grace) * 1e6)
     if watch:
         _watch(config, grace_micros, senders, as_json)
@@ -104,7 +101,7 @@ def _counted(config: Config, grace: int, wait: float) -> Balance:
         try:
             bounds = _bounds(config, ledger)
         except Unavailable as error:
-            typer.echo(f"penstock: {error}; the last known state follows", err=True)
+            inform(f"penstock: {error}; the last known state follows")
             bounds, doubts = {}, [Doubt("channel", error.service, f"channels cannot be read: {error}")]
         ledger.verify()
         unread = _wait_until_read(ledger, bounds or {}, wait)
@@ -148,7 +145,7 @@ def _with_names(found: Balance, content: Content, config: Config) -> Balance:
     try:
         return named(found, content, load(Path(RunningPipeline.find(config).file)), config)
     except PenstockError as error:
-        typer.echo(f"penstock: missing records of a lake cannot be listed: {error}", err=True)
+        inform(f"penstock: missing records of a lake cannot be listed: {error}")
         return found
 
 
@@ -160,7 +157,7 @@ def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path |
     config = Config.read(folder, profile)
     try:
         description = load(pipeline or RunningPipeline.file_in(config))
-        deep = Deep(description, with_running_services(config), partial(typer.echo, err=True))
+        deep = Deep(description, with_running_services(config), inform)
         deep.run()
     except PenstockError as error:
         doubt = Doubt("store", "--deep", f"stores and results cannot be compared with their channels: {error}")
@@ -177,7 +174,7 @@ def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
             try:
                 found = _balance(config, grace, 0)
             except Unavailable as error:
-                typer.echo(f"penstock: {error}", err=True)
+                inform(f"penstock: {error}")
             else:
                 if as_json:
                     typer.echo(found.dumps())

@@ -1,7 +1,7 @@
 """`penstock consume`: print the records of channels on standard output."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from penstock.cli.options import (
     Servers,
     check_offset,
     find_channels,
+    given_options,
     parse_duration,
     require_channels,
     time_option,
@@ -37,6 +38,7 @@ _COMMIT_INTERVAL = 1.0
 
 
 def consume(
+    context: typer.Context,
     topic: Annotated[list[str], typer.Option(help="The channel to read. May be repeated.", show_default=False)],
     from_beginning: Annotated[
         bool,
@@ -77,8 +79,7 @@ def consume(
     """
     out, clock = Output(), SystemClock()
     line = json_line if as_json else partial(text_line, print_key=print_key, escape=out.terminal)
-    start = Start(from_beginning, offset, partition, since)
-    start.check(in_group=group is not None)
+    _check_start(given_options(context), in_group=group is not None)
     idle = None if timeout is None else parse_duration("--timeout", timeout).total_seconds()
     topics = list(dict.fromkeys(topic))
     channels = find_channels(folder, profile, servers)
@@ -87,7 +88,7 @@ def consume(
         printer = Printer(out, line, clock)
         try:
             if group is None:
-                offsets = {name: start.offsets(channels, name) for name in topics}
+                offsets = {name: _start(channels, name, from_beginning, offset, partition, since) for name in topics}
                 only = None if partition is None else {(name, partition) for name in topics}
                 with channels.reader(offsets, only) as reader:
                     printer.print_all(reader, max_messages, idle, stop)
@@ -173,46 +174,37 @@ class Printer:
 # --- the first offset -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where reading starts: at the end, unless an option is set."""
+def _check_start(given: Set[str], in_group: bool) -> None:
+    """Misconfigured when options contradict each other."""
+    starts = sorted(given & {"--from-beginning", "--offset", "--since"})
+    if len(starts) > 1:
+        raise Misconfigured(" and ".join(starts), "these options contradict each other", "give one of them")
+    if in_group and (invalid := sorted(given & {"--offset", "--since", "--partition"})):
+        fix = "stop its members and move it: penstock groups --reset --group G --to …"
+        raise Misconfigured(invalid[0], "members of a group start at its committed offsets", fix)
 
-    beginning: bool
-    offset: int | None
-    partition: int | None
-    since: Micros | None
 
-    def check(self, in_group: bool) -> None:
-        """Misconfigured when options contradict each other."""
-        options = {"--from-beginning": self.beginning or None, "--offset": self.offset, "--since": self.since}
-        used = [name for name, value in options.items() if value is not None]
-        if len(used) > 1:
-            raise Misconfigured(" and ".join(used), "these options contradict each other", "give one of them")
-        if self.partition is not None:
-            used.append("--partition")
-        if in_group and (invalid := [name for name in used if name != "--from-beginning"]):
-            fix = "stop its members and move it: penstock groups --reset --group G --to …"
-            raise Misconfigured(invalid[0], "members of a group start at its committed offsets", fix)
-
-    def offsets(self, channels: Channels, name: str) -> Offsets:
-        """The first offsets of a channel."""
-        bounds = channels.bounds(name)
-        if self.partition is not None and self.partition not in bounds:
-            problem = f"{name} has no partition {self.partition}"
-            raise Misconfigured("--partition", problem, f"it has 0 to {len(bounds) - 1}")
-        if self.since is not None:
-            return channels.since(name, self.since)
-        if self.offset is not None:
-            if self.partition is None and len(bounds) > 1:
-                problem = f"{name} has {len(bounds)} partitions, each with its own offsets"
-                raise Misconfigured("--offset", problem, "choose one: --partition P")
-            read = self.partition or 0
-            check_offset("--offset", f"{name}/{read}", self.offset, *bounds[read])
-            return dict.fromkeys(bounds, self.offset)
-        if self.beginning and not channels.promise.replay:
-            problem = f"{channels.where} keeps no records: only new ones can be read"
-            raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
-        return {partition: low if self.beginning else end for partition, (low, end) in bounds.items()}
+def _start(
+    channels: Channels, name: str, beginning: bool, offset: int | None, partition: int | None, since: Micros | None
+) -> Offsets:
+    """The first offsets of a channel: its end, unless an option is set."""
+    bounds = channels.bounds(name)
+    if partition is not None and partition not in bounds:
+        problem = f"{name} has no partition {partition}"
+        raise Misconfigured("--partition", problem, f"it has 0 to {len(bounds) - 1}")
+    if since is not None:
+        return channels.since(name, since)
+    if offset is not None:
+        if partition is None and len(bounds) > 1:
+            problem = f"{name} has {len(bounds)} partitions, each with its own offsets"
+            raise Misconfigured("--offset", problem, "choose one: --partition P")
+        read = partition or 0
+        check_offset("--offset", f"{name}/{read}", offset, *bounds[read])
+        return dict.fromkeys(bounds, offset)
+    if beginning and not channels.promise.replay:
+        problem = f"{channels.where} keeps no records: only new ones can be read"
+        raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
+    return {partition: low if beginning else end for partition, (low, end) in bounds.items()}
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------

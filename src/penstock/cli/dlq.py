@@ -107,7 +107,13 @@ def show(
     if raw:
         typer.echo(letter.value or b"", nl=False)
     else:
-        print_result(as_json, {**letter.to_json(), **_content(letter)}, letter_lines(letter))
+        document = {
+            **letter.to_json(),
+            "key": _coded(letter.entry.key),
+            "value": _coded(letter.value),
+            "headers": [{"name": name, "value": _coded(value)} for name, value in letter.entry.headers],
+        }
+        print_result(as_json, document, letter_lines(letter))
 
 
 @app.command()
@@ -186,14 +192,6 @@ def _newest(found: Iterable[Letter], limit: int) -> tuple[list[Letter], int]:
 
     newest = heapq.nlargest(limit, found, key=age)[::-1]
     return newest, total
-
-
-def _content(letter: Letter) -> dict[str, object]:
-    return {
-        "key": _coded(letter.entry.key),
-        "value": _coded(letter.value),
-        "headers": [{"name": name, "value": _coded(value)} for name, value in letter.entry.headers],
-    }
 
 
 def _coded(value: bytes | None) -> str | None:

@@ -120,3 +120,10 @@ def check_offset(option: str, name: str, offset: int, first: int, end: int) -> N
     if not first <= offset <= end:
         fix = f"give {first} (the oldest record) to {end} (the next record)"
         raise Misconfigured(option, f"{name} has no offset {offset}", fix)
+
+
+def given_options(context: typer.Context) -> set[str]:
+    """The names of the options that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    return {f"--{name.strip('_').replace('_', '-')}" for name in given}

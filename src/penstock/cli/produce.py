@@ -21,6 +21,7 @@ from penstock.cli.options import (
     Profile,
     Servers,
     find_channels,
+    given_options,
     parse_duration,
     require_channels,
     require_writable,
@@ -32,7 +33,7 @@ from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Misconfigured, PenstockError, Refused
 from penstock.core.record import Record
 from penstock.core.text import did_you_mean, printable
-from penstock.simulate.updates import Updates, new_epoch, updates, walk
+from penstock.simulate.updates import Behind, Updates, new_epoch, updates, walk
 from penstock.supervise.process import stop_on_signals
 
 _POLL = 0.2
@@ -69,8 +70,9 @@ def produce(
 
     Exit code: 0 when all records are acknowledged, 1 when some are not, 2 on an error.
     """
-    if context.invoked_subcommand is not None:
-        _reject_options(context)
+    if (command := context.invoked_subcommand) is not None:
+        for option in sorted(given_options(context)):
+            raise Misconfigured(option, f"it is before {command}", f"write penstock produce {command} {option} …")
         return
     if topic is None:
         fix = "give --topic NAME; or a generator: updates, random-walk"
@@ -112,10 +114,9 @@ def updates_(
     An update is {"seq": 1, "sender": "sender", "time": …}. Each sender counts 1, 2, 3, … in an epoch that starts now.
     `penstock verify` finds missing updates.
     """
-    options = Updates(_interval("--every", every), count, senders, total, name)
-    clock, pace = SystemClock(), Pace()
-    batches = updates(options, new_epoch(clock), clock, pace.skip)
-    _generate(batches, pace, topic, find_channels(folder, profile, servers))
+    options, clock = Updates(_interval("--every", every), count, senders, total, name), SystemClock()
+    channels = find_channels(folder, profile, servers)
+    _generate(lambda behind: updates(options, new_epoch(clock), clock, behind), channels, topic)
 
 
 @app.command()
@@ -139,28 +140,27 @@ def random_walk(
 
     Each step is a record: the position, with four decimals.
     """
-    interval, clock, pace = _interval("--every", every), SystemClock(), Pace()
-    batches = walk(interval, total, seed, key, new_epoch(clock), clock, pace.skip)
-    _generate(batches, pace, topic, find_channels(folder, profile, servers))
+    interval, clock = _interval("--every", every), SystemClock()
+    channels = find_channels(folder, profile, servers)
+    _generate(lambda behind: walk(interval, total, seed, key, new_epoch(clock), clock, behind), channels, topic)
 
 
-def _generate(batches: AsyncIterator[list[Record]], pace: "Pace", topic: str, channels: Channels) -> NoReturn:
+def _generate(start: Callable[[Behind], AsyncIterator[list[Record]]], channels: Channels, topic: str) -> NoReturn:
     require_writable(channels, topic)
     require_channels(channels, [topic], create=True)
+    skipped = 0
+
+    def skip(ticks: int) -> None:
+        nonlocal skipped
+        if not skipped:
+            inform("the channel is too slow for this rate: ticks are skipped")
+        skipped += ticks
+
     with stop_on_signals() as stop:
-        code = _send_all(channels, topic, _until(stop, batches))
-    pace.report()
+        code = _send_all(channels, topic, _until(stop, start(skip)))
+    if skipped:
+        inform(f"{skipped:,} ticks were skipped: their records were not generated")
     raise typer.Exit(code)
-
-
-def _reject_options(context: typer.Context) -> None:
-    """Misconfigured for options before the name of a generator."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            command = context.invoked_subcommand
-            option = f"--{name.strip('_').replace('_', '-')}"
-            raise Misconfigured(option, f"it is before {command}", f"write penstock produce {command} {option} …")
 
 
 def _numbering(sender: str, clock: Clock) -> Numbering:
@@ -349,19 +349,3 @@ async def _until(stop: Event, batches: AsyncIterator[list[Record]]) -> AsyncIter
         if (records := coming.result()) is None:
             return
         yield records
-
-
-@dataclass
-class Pace:
-    """Counts the ticks that a generator skips because the channel is too slow."""
-
-    skipped: int = 0
-
-    def skip(self, ticks: int) -> None:
-        if not self.skipped:
-            inform("the channel is too slow for this rate: ticks are skipped")
-        self.skipped += ticks
-
-    def report(self) -> None:
-        if self.skipped:
-            inform(f"{self.skipped:,} ticks were skipped: their records were not generated")

@@ -29,7 +29,6 @@ from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, printable
 from penstock.operate.adhoc_query import AdhocQuery, followed, spark
 from penstock.pipeline.config import Config
-from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.pipeline.pipeline import OPTIONS
 from penstock.pipeline.sql import is_file, read_file
@@ -123,7 +122,9 @@ def _request(
     base = folder or (Path() if file is None else file.parent)
     config = Config.read(base, profile)
     channels = find_channels(base, profile, servers)
-    request = AdhocQuery(sql, channels, config, _description(file, config, servers))
+    if file is None and servers is None and (running := RunningPipeline.at(config.state)) is not None and running.file:
+        file = Path(running.file)
+    request = AdhocQuery(sql, channels, config, None if file is None else load(file))
     if is_file(sql):
         # Other options in the file are for a query with a result channel.
         sql_file = read_file(Path(sql), sql, OPTIONS)
@@ -131,13 +132,6 @@ def _request(
         watermark = watermark or sql_file.options.get("watermark")
     late = None if watermark is None else parse_duration("--watermark", watermark)
     return replace(request, schemas=_schemas(schema, request.names), watermark=late).checked()
-
-
-def _description(file: Path | None, config: Config, servers: str | None) -> Description | None:
-    """The pipeline of the file, or the one that runs here."""
-    if file is None and servers is None and (running := RunningPipeline.at(config.state)) is not None and running.file:
-        file = Path(running.file)
-    return None if file is None else load(file)
 
 
 def _schemas(options: Sequence[str], names: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.analysis.replay import Difference, Verdict
-from penstock.cli.standard import inform, print_result
+from penstock.cli.standard import inform_start, print_result
 from penstock.operate.recompute import Report
 from penstock.operate.recompute import recompute as compared
 from penstock.pipeline.config import Config
@@ -39,17 +39,13 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     config = with_running_services(Config.read(folder, profile))
     check(description, config)
     found = description.query(query)
-    _progress("starting Spark")
+    inform_start("starting Spark")
     with engine(description, config, log=None) as spark:
         channels = config.bind()
         spark = replace(spark, writers=result_writers(channels, description, spark))
-        report = compared(spark, channels, description, config, found, _progress, wait)
+        report = compared(spark, channels, description, config, found, inform_start, wait)
     print_result(as_json, report.to_json(), report_lines(report))
     return report.code
-
-
-def _progress(text: str) -> None:
-    inform(f"{text} …")
 
 
 def report_lines(report: Report) -> Iterator[str]:

@@ -25,11 +25,6 @@ from penstock.supervise.process import async_stop_event
 SECRET, TOKEN = "PENSTOCK_PROXY_SECRET", "PENSTOCK_PROXY_TOKEN"
 
 
-def _print(text: str) -> None:
-    typer.echo(text)
-    sys.stdout.flush()
-
-
 def feed(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The feed to simulate, from the list above.")] = "rsvps",
     rate: Annotated[
@@ -84,7 +79,7 @@ feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(
 async def _serve_feed(simulated: Feed, host: str, port: int, name: str) -> None:
     stop, terminal = async_stop_event(), sys.stderr.isatty()
     async with serve_feed(simulated, host, port, path=f"/{name}") as serving:
-        _print(f"{name}: {simulated.rate:g} records/s of {simulated.senders} senders at {serving.url}")
+        typer.echo(f"{name}: {simulated.rate:g} records/s of {simulated.senders} senders at {serving.url}")
         while not stop.is_set():
             if terminal:
                 progress = f"{counted(serving.sent, 'record')} sent, {counted(len(serving.clients), 'client')}"
@@ -113,7 +108,7 @@ def gateway(
     async def serve() -> None:
         gateway_ = Gateway(channels, settings)
         await serve_gateway(
-            gateway_, host, port, async_stop_event(), lambda url: _print(f"serving {channels.where} at {url}")
+            gateway_, host, port, async_stop_event(), lambda url: typer.echo(f"serving {channels.where} at {url}")
         )
 
     asyncio.run(serve())
@@ -160,7 +155,7 @@ def proxy(
 
     async def serve() -> None:
         await push_proxy.serve(
-            host, port, async_stop_event(), lambda url: _print(f"events for the device are at {url}/events")
+            host, port, async_stop_event(), lambda url: typer.echo(f"events for the device are at {url}/events")
         )
 
     asyncio.run(serve())

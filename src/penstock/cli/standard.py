@@ -126,6 +126,11 @@ def inform(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def inform_start(text: str) -> None:
+    """Print on standard error what starts now."""
+    inform(f"{text} …")
+
+
 def print_result(as_json: bool, document: object, parts: Iterable[str | Text | Table]) -> None:
     """Print a document for programs, or its parts for people: lines and tables.
 

@@ -3,7 +3,6 @@
 A running pipeline is asked over HTTP, by its page or its analysis. For a stopped one, Spark reads the checkpoint.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +17,9 @@ from penstock.analysis.checkpoints.rescale import Rescaled, ready
 from penstock.analysis.checkpoints.rescale import rescale as rescale_state
 from penstock.analysis.query import Query
 from penstock.analysis.session import session
+from penstock.audit.report import utc
 from penstock.cli.options import AsJson, File, OptionalFolder, PipelineFile, Profile
-from penstock.cli.standard import inform, print_result
+from penstock.cli.standard import inform, inform_start, print_result
 from penstock.core.clock import SystemClock, is_running
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
@@ -67,8 +67,11 @@ def get(
     """
     _require_utf8(key)
     found, document = StateReader(pipeline, folder, profile, query).get(key)
-    if found or as_json:
-        print_result(as_json, document, _lines(document, SystemClock().now()))
+    if as_json:
+        typer.echo(orjson.dumps(document))
+    elif found:
+        for line in _lines(document, SystemClock().now()):
+            typer.echo(line)
     else:
         inform(f"penstock: {printable(document['error'])}; {printable(document['fix'])}")
     raise typer.Exit(0 if found else 1)
@@ -88,7 +91,7 @@ def scan(
     _require_utf8(prefix)
     document = StateReader(pipeline, folder, profile, query).scan(prefix, limit)
     if as_json:
-        print_result(as_json, document, ())
+        typer.echo(orjson.dumps(document))
         return
     for entry in document["entries"]:
         # Entries of MapState and the like name their variable, and their key within it.
@@ -117,13 +120,13 @@ def rescale(
     name = description.query(query).name
     checkpoint = f"{config.checkpoints}/{name}"
     with StateFolder(config.state).locked():
-        ready(name, checkpoint, partitions, _progress)
-        _progress("starting Spark")
+        ready(name, checkpoint, partitions, inform_start)
+        inform_start("starting Spark")
         java = find_java()
         jars = ensure_jars(java)
         flags = spark_archive(java, jars).use_flags()
         with session(description.name, config.spark, java.path, jars.spark, _SLOTS, None, flags) as spark:
-            rescaled = rescale_state(spark, name, checkpoint, partitions, _progress)
+            rescaled = rescale_state(spark, name, checkpoint, partitions, inform_start)
     print_result(as_json, asdict(rescaled), [rescaled_line(rescaled)])
 
 
@@ -133,10 +136,6 @@ def rescaled_line(rescaled: Rescaled) -> str:
         f"{rescaled.query}: {rescaled.rows:,} rows of state, {rescaled.after} partitions instead of {rescaled.before}, "
         f"in {rescaled.seconds:.1f} s; the next run continues from here{again}"
     )
-
-
-def _progress(text: str) -> None:
-    inform(f"{text} …")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -302,7 +301,7 @@ def _ago(at: int, now: int) -> str:
     seconds = max(0, now - at) / 1e6
     if seconds < 600:
         return f"{seconds:.1f} s ago"
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at / 1e6))
+    return utc(at)
 
 
 def _json(value: object) -> str:

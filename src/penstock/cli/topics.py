@@ -13,7 +13,16 @@ from rich.table import Table
 from penstock.audit.writers import INTERNAL
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.topics import Copies
-from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_duration, require_existing
+from penstock.cli.options import (
+    AsJson,
+    Folder,
+    Profile,
+    Servers,
+    find_channels,
+    given_options,
+    parse_duration,
+    require_existing,
+)
 from penstock.cli.standard import inform, print_result, table
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
@@ -34,6 +43,7 @@ _OPTIONS = {
 
 
 def topics(
+    context: typer.Context,
     create: Annotated[bool, typer.Option("--create", help="Create a topic.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the names of all topics.")] = False,
     describe: Annotated[
@@ -78,20 +88,8 @@ def topics(
 
     Exit code: 0 on success; 1 when a topic was created with other settings than requested; 2 on an error.
     """
-    flags = {"--create": create, "--list": list_, "--describe": describe, "--alter": alter, "--delete": delete}
-    options = {
-        "--topic": topic is not None,
-        "--partitions": partitions,
-        "--replication-factor": replication_factor,
-        "--config": config,
-        "--retention": retention,
-        "--compacted": compacted,
-        "--if-not-exists": if_not_exists,
-        "--if-exists": if_exists,
-        "--force": force,
-    }
-    given = {name for name, value in options.items() if value}
-    action = _action([name for name, enabled in flags.items() if enabled], given)
+    given = given_options(context)
+    action = _action(given)
     if topic is not None and not _NAME.fullmatch(topic):
         fix = "use letters, digits, dots, hyphens and underscores, at most 249 characters"
         raise Misconfigured("--topic", f'"{printable(topic)}" is not a valid name', fix)
@@ -127,15 +125,16 @@ def topics(
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _action(actions: Sequence[str], given: Set[str]) -> str:
+def _action(given: Set[str]) -> str:
     """The action; Misconfigured when an option does not apply to it, or one that it needs is missing."""
+    actions = [name for name in _OPTIONS if name in given]
     if len(actions) != 1:
         problem = f"{' and '.join(actions)} exclude each other" if actions else "one action is required"
         raise Misconfigured("topics", problem, f"give one of {', '.join(_OPTIONS)}")
     (action,) = actions
     for name in sorted(given - _OPTIONS[action]):
-        users = [other for other, names in _OPTIONS.items() if name in names]
-        raise Misconfigured(name, f"{action} does not use it", f"use it with {', '.join(users)}")
+        if users := [other for other, names in _OPTIONS.items() if name in names]:
+            raise Misconfigured(name, f"{action} does not use it", f"use it with {', '.join(users)}")
     if action in ("--create", "--alter", "--delete") and "--topic" not in given:
         raise Misconfigured(f"topics {action}", "a topic is required", "give --topic NAME")
     if action == "--alter" and not _CHANGES & given:

@@ -48,9 +48,8 @@ class Feed:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= SECOND:
-            raise Misconfigured(
-                "the feed", f"its rate is {self.rate:g}", "give more than 0, at most 1,000,000 a second"
-            )
+            fix = "give more than 0, at most 1,000,000 a second"
+            raise Misconfigured("the feed", f"its rate is {self.rate:g}", fix)
         if not 1 <= self.senders <= 10_000:
             raise Misconfigured("the feed", f"it has {self.senders} senders", "give 1 to 10,000")
         if self.count is not None and self.count < 0:
@@ -73,10 +72,6 @@ class Feed:
             n -= 1
         return n if self.count is None else min(n, self.count)
 
-    def ended(self, n: int) -> bool:
-        """Whether record n is after the last record."""
-        return self.count is not None and n >= self.count
-
     def message(self, n: int) -> bytes:
         sender, number, time = n % self.senders, n // self.senders + 1, self.time_of(n)
         document = self.documents(sender, number, time)
@@ -91,33 +86,28 @@ class Feed:
             time,
         )
 
+    def _numbers(self, n: int) -> list[int]:
+        """The last number of each sender before record n."""
+        rounds, rest = divmod(n, self.senders)
+        return [rounds + (sender < rest) for sender in range(self.senders)]
+
     def heartbeats(self, n: int, now: Micros) -> bytes:
         """A message with the last number of each sender before record n."""
-        rounds, rest = divmod(n, self.senders)
-        return orjson.dumps(
-            {
-                "heartbeats": [
-                    {
-                        "sender": self.name(sender),
-                        "epoch": self.epoch,
-                        "seq": rounds + (sender < rest),
-                        "time": now,
-                    }
-                    for sender in range(self.senders)
-                ]
-            }
-        )
+        beats = [
+            {"sender": self.name(sender), "epoch": self.epoch, "seq": seq, "time": now}
+            for sender, seq in enumerate(self._numbers(n))
+        ]
+        return orjson.dumps({"heartbeats": beats})
 
     def after(self, numbers: SenderNumbers, now: Micros) -> "Cursor":
         """A cursor for a client that has the records up to these numbers.
 
         Numbers of another epoch are ignored. A number that was not sent yet counts as the last one that was sent.
         """
-        rounds, rest = divmod(self.due(now), self.senders)
         last = []
-        for sender in range(self.senders):
+        for sender, sent in enumerate(self._numbers(self.due(now))):
             epoch, seq = numbers.get(self.name(sender), (self.epoch, 0))
-            last.append(min(seq, rounds + (sender < rest)) if epoch == self.epoch else 0)
+            last.append(min(seq, sent) if epoch == self.epoch else 0)
         return Cursor(self, last)
 
     def from_now(self, now: Micros) -> "Cursor":
@@ -143,7 +133,7 @@ class Cursor:
 
     @property
     def ended(self) -> bool:
-        return self._feed.ended(self.n)
+        return self._feed.count is not None and self.n >= self._feed.count
 
 
 def parse_resume(message: bytes) -> SenderNumbers:
@@ -169,98 +159,60 @@ def _number(number: object) -> tuple[int, int]:
 class Serving:
     """A running feed: its address, the number of sent records, and its clients."""
 
-    url: str
+    feed: Feed
+    clock: Clock
+    url: str = ""
     sent: int = 0
     clients: set[ServerConnection] = field(default_factory=set)
 
-
-@asynccontextmanager
-async def serve(
-    feed: Feed, host: str, port: int, clock: Clock | None = None, path: str = PATH
-) -> AsyncIterator[Serving]:
-    """Serve the feed at this path until the context is left; port 0 takes a free one."""
-    clock = clock or SystemClock()
-    serving = Serving("")
-
-    async def handle(client: ServerConnection) -> None:
-        serving.clients.add(client)
+    async def handle(self, client: ServerConnection) -> None:
+        self.clients.add(client)
         try:
             with suppress(ConnectionClosed):
-                await _serve_client(client, feed, clock, serving)
+                if (cursor := await self._start(client)) is not None:
+                    await self._send(client, cursor)
         finally:
-            serving.clients.discard(client)
+            self.clients.discard(client)
 
-    def answer(client: ServerConnection, request: Request) -> Response | None:
-        return _answer(client, request, path)
-
-    try:
-        server = await listen(
-            handle, host, port, process_request=answer, compression=None, close_timeout=2, server_header=None
-        )
-    except OSError as error:
-        raise Misconfigured(
-            "the feed",
-            f"it cannot listen on {host}:{port}: {error.strerror}",
-            "choose another port, or 0 for a free one",
-        ) from error
-    async with server:
-        bound = server.sockets[0].getsockname()[1]
-        serving.url = f"ws://{f'[{host}]' if ':' in host else host}:{bound}{path}"
-        yield serving
-
-
-def _answer(client: ServerConnection, request: Request, path: str) -> Response | None:
-    requested = urlsplit(request.path).path
-    if requested == "/":
-        return client.respond(HTTPStatus.OK, f"A simulated feed. Connect by WebSocket to {path}.\n")
-    return None if requested == path else client.respond(HTTPStatus.NOT_FOUND, f"There is only {path} here.\n")
-
-
-async def _serve_client(client: ServerConnection, feed: Feed, clock: Clock, serving: Serving) -> None:
-    cursor = feed.from_now(clock.now())
-    if feed.numbered and client.request and "resume" in parse_qs(urlsplit(client.request.path).query, True):
+    async def _start(self, client: ServerConnection) -> Cursor | None:
+        """Where the client starts; None if its resume message is invalid, and the connection is closed."""
+        query = parse_qs(urlsplit(client.request.path).query, True) if client.request else {}
+        if not self.feed.numbered or "resume" not in query:
+            return self.feed.from_now(self.clock.now())
         try:
             async with asyncio.timeout(RESUME_WITHIN):
                 numbers = parse_resume(await client.recv(decode=False))
+            return self.feed.after(numbers, self.clock.now())
         except TimeoutError:
-            await client.close(CloseCode.POLICY_VIOLATION, f"no resume within {RESUME_WITHIN:g} s")
-            return
+            reason = f"no resume within {RESUME_WITHIN:g} s"
         except Refused as refused:
-            await client.close(CloseCode.POLICY_VIOLATION, str(refused))
-            return
-        cursor = feed.after(numbers, clock.now())
-    gone = asyncio.ensure_future(client.wait_closed())
-    try:
-        await _send(client, feed, cursor, clock, serving, gone)
-    finally:
-        gone.cancel()
+            reason = str(refused)
+        await client.close(CloseCode.POLICY_VIOLATION, reason)
+        return None
 
-
-async def _send(
-    client: ServerConnection,
-    feed: Feed,
-    cursor: Cursor,
-    clock: Clock,
-    serving: Serving,
-    gone: asyncio.Future[None],
-) -> None:
-    beat = clock.now()
-    while not gone.done():
-        now = clock.now()
-        for message in cursor.take(now, BURST):
-            await client.send(message, text=True)
-            serving.sent += 1
-        if cursor.ended or now >= beat + SECOND:
-            beat = now
-            # Heartbeats and the end are only sent with numbers.
-            if feed.numbered:
-                await client.send(feed.heartbeats(cursor.n, now), text=True)
-        if cursor.ended:
-            if feed.numbered:
-                await client.send(END, text=True)
-            await gone
-            return
-        await asyncio.wait([gone], timeout=_pause(feed, cursor, beat, clock.now()))
+    async def _send(self, client: ServerConnection, cursor: Cursor) -> None:
+        """Send what is due, until the client closes the connection."""
+        feed, beat = self.feed, self.clock.now()
+        gone = asyncio.ensure_future(client.wait_closed())
+        try:
+            while not gone.done():
+                now = self.clock.now()
+                for message in cursor.take(now, BURST):
+                    await client.send(message, text=True)
+                    self.sent += 1
+                # Heartbeats and the end are only sent with numbers.
+                if cursor.ended or now >= beat + SECOND:
+                    beat = now
+                    if feed.numbered:
+                        await client.send(feed.heartbeats(cursor.n, now), text=True)
+                if cursor.ended:
+                    if feed.numbered:
+                        await client.send(END, text=True)
+                    await gone
+                else:
+                    await asyncio.wait([gone], timeout=_pause(feed, cursor, beat, self.clock.now()))
+        finally:
+            gone.cancel()
 
 
 def _pause(feed: Feed, cursor: Cursor, beat: Micros, now: Micros) -> float:
@@ -270,3 +222,29 @@ def _pause(feed: Feed, cursor: Cursor, beat: Micros, now: Micros) -> float:
     wake = min(feed.time_of(cursor.n), beat + SECOND)
     # At least a millisecond: a timer for each record would be too expensive.
     return max(0.001, (wake - now) / SECOND)
+
+
+@asynccontextmanager
+async def serve(
+    feed: Feed, host: str, port: int, clock: Clock | None = None, path: str = PATH
+) -> AsyncIterator[Serving]:
+    """Serve the feed at this path until the context is left; port 0 takes a free one."""
+    serving = Serving(feed, clock or SystemClock())
+
+    def answer(client: ServerConnection, request: Request) -> Response | None:
+        requested = urlsplit(request.path).path
+        if requested == "/":
+            return client.respond(HTTPStatus.OK, f"A simulated feed. Connect by WebSocket to {path}.\n")
+        return None if requested == path else client.respond(HTTPStatus.NOT_FOUND, f"There is only {path} here.\n")
+
+    try:
+        server = await listen(
+            serving.handle, host, port, process_request=answer, compression=None, close_timeout=2, server_header=None
+        )
+    except OSError as error:
+        problem = f"it cannot listen on {host}:{port}: {error.strerror}"
+        raise Misconfigured("the feed", problem, "choose another port, or 0 for a free one") from error
+    async with server:
+        bound = server.sockets[0].getsockname()[1]
+        serving.url = f"ws://{f'[{host}]' if ':' in host else host}:{bound}{path}"
+        yield serving
