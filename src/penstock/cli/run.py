@@ -21,7 +21,7 @@ from penstock.run.new_checkpoint import OPTION, Begin, Renewal
 from penstock.run.services import prepare_machine
 from penstock.run.tier import Tier
 from penstock.run.tier import run as run_tier
-from penstock.supervise.folder import DiskSpace
+from penstock.supervise.folder import DiskSpace, write_note
 from penstock.supervise.process import stop_on_signals
 
 
@@ -137,11 +137,7 @@ def tier(
 
     def write_ready() -> None:
         if ready is not None:
-            ready.parent.mkdir(parents=True, exist_ok=True)
-            # Renamed into place: a reader never sees a part of it.
-            new = ready.with_name(f"{ready.name}.new")
-            new.write_text(str(os.getpid()))
-            new.replace(ready)
+            write_note(ready, os.getpid())
 
     if ready is not None:
         ready.unlink(missing_ok=True)

@@ -123,15 +123,12 @@ def _verified(
 
 def _channels(channel: str, folder: Path, profile: str | None, servers: str | None) -> Channels:
     """The channels; Misconfigured when they are not running, or the channel does not exist."""
-    files = f"write a file as ./{channel}"
     try:
         channels = find_channels(folder, profile, servers)
         channels.bounds(channel)
-    except Misconfigured as error:
-        fix = f"{error.fix}, or give its address: --servers ADDRESS; {files}"
-        raise Misconfigured(f"channel {channel}", f"{error.location}: {error.problem}", fix) from error
-    except Unavailable as error:
-        raise Misconfigured(f"channel {channel}", str(error), files) from error
+    except (Misconfigured, Unavailable) as error:
+        fix = f"or give its address: --servers ADDRESS; write a file as ./{channel}"
+        raise Misconfigured(f"channel {channel}", str(error), fix) from error
     return channels
 
 

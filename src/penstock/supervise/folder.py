@@ -68,8 +68,8 @@ def from_note(cls: type[T], note: Mapping[str, object]) -> T | None:
         return None
 
 
-def write_note(file: Path, note: Mapping[str, object]) -> None:
-    """Replace the file. Only its owner can read it."""
+def write_note(file: Path, note: object) -> None:
+    """Replace the file at once: a reader never sees a part of it. Only its owner can read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
     with new.open("w", encoding="utf-8") as out:
