@@ -124,6 +124,5 @@ def check_offset(option: str, name: str, offset: int, first: int, end: int) -> N
 
 def given_options(context: typer.Context) -> set[str]:
     """The names of the options that are on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    return {f"--{name.strip('_').replace('_', '-')}" for name in given}
+    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in context.command.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
