@@ -3,6 +3,7 @@
 A running pipeline is asked over HTTP, by its page or its analysis. For a stopped one, Spark reads the checkpoint.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,6 @@ from penstock.analysis.checkpoints.rescale import Rescaled, ready
 from penstock.analysis.checkpoints.rescale import rescale as rescale_state
 from penstock.analysis.query import Query
 from penstock.analysis.session import session
-from penstock.audit.report import utc
 from penstock.cli.options import AsJson, File, OptionalFolder, PipelineFile, Profile
 from penstock.cli.standard import inform, inform_start, print_result
 from penstock.core.clock import SystemClock, is_running
@@ -301,7 +301,7 @@ def _ago(at: int, now: int) -> str:
     seconds = max(0, now - at) / 1e6
     if seconds < 600:
         return f"{seconds:.1f} s ago"
-    return utc(at)
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at / 1e6))
 
 
 def _json(value: object) -> str:
