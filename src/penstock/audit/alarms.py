@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 
 from penstock.audit import rules
 from penstock.audit.judge import Doubt
-from penstock.audit.rules import Alarm, Json, Snapshot, lasting, named, number
+from penstock.audit.rules import Alarm, Json, Memory, Snapshot, lasting, named, number
 
 ENDS_AFTER = 10.0
 """Seconds without the condition after which an alarm ends: a flapping condition is one alarm."""
 
-
-Rule = Callable[[Snapshot], Iterator[Alarm]]
+Rule = Callable[[Snapshot, Memory], Iterator[Alarm]]
 """Returns the alarms of a snapshot."""
 
 
@@ -27,24 +27,25 @@ class Alarms:
         self._rules: Sequence[Rule] = (
             rules.missing,
             rules.discrepancies,
-            rules.NotKnown().look,
+            rules.not_known,
             rules.overtaken,
-            rules.Stalled(batch).look,
-            rules.Away().look,
+            partial(rules.stalled, batch=batch),
+            rules.away,
             rules.full_disk,
-            rules.Unheard().look,
-            rules.Unknown().look,
-            rules.Refused().look,
-            rules.Silent().look,
+            rules.unheard,
+            rules.unknown,
+            rules.refused,
+            rules.silent,
             rules.event_time,
         )
+        self._memory = Memory()
         self._standing: dict[tuple[str, str], Alarm] = {}
         self._seen: dict[tuple[str, str], float] = {}
 
     def look(self, snapshot: Snapshot) -> list[Alarm]:
         """Return the active alarms, in the order in which they began."""
         elapsed = snapshot.elapsed
-        for alarm in _united(alarm for rule in self._rules for alarm in rule(snapshot)):
+        for alarm in _united(alarm for rule in self._rules for alarm in rule(snapshot, self._memory)):
             before = self._standing.get(alarm.key)
             self._standing[alarm.key] = replace(alarm, since=before.since) if before else alarm
             self._seen[alarm.key] = elapsed
@@ -78,7 +79,7 @@ class Doubts:
 
     def __init__(self, intervals: Mapping[str, float] = MappingProxyType({}), batch: float = 0.0) -> None:
         self._intervals, self._batch = intervals, batch
-        self._progress, self._away = rules.Progress(), rules.Away()
+        self._memory = Memory()
 
     def look(self, snapshot: Snapshot) -> list[Doubt]:
         """Return the doubts; `snapshot` holds the balance and the status of all processes."""
@@ -89,7 +90,7 @@ class Doubts:
         return found
 
     def _processes(self, snapshot: Snapshot) -> Iterator[Doubt]:
-        for alarm in self._away.look(snapshot):
+        for alarm in rules.away(snapshot, self._memory):
             yield Doubt("process", alarm.stage, alarm.text)
         for process, used in snapshot.usage.items():
             why = f": {named(used['error'], ERROR)}" if used.get("error") else ""
@@ -103,10 +104,10 @@ class Doubts:
     def _stale(self, snapshot: Snapshot) -> Iterator[Doubt]:
         """Find an audit that reads nothing, and stages whose account does not change, although they have input."""
         stale_after = snapshot.settings.stale_after.total_seconds()
-        if (quiet := self._progress.audit(snapshot)) >= stale_after:
+        if (quiet := rules.unread_for(snapshot, self._memory)) >= stale_after:
             text = f"the auditor has read nothing for {lasting(quiet)}, while {snapshot.unread:,} entries wait"
             yield Doubt("audit", "audit", text)
-        for one in self._progress.stages(snapshot):
+        for one in rules.waiting_stages(snapshot, self._memory):
             limit = max(stale_after, 2 * self._intervals.get(one.stage, 0.0))
             if snapshot.nodes.get(one.stage, {}).get("mode") == "real-time":
                 # Its rows are counted at once, refused and filtered records only when its batch ends.

@@ -1,13 +1,15 @@
 """The rules that find alarms: about records, about stages and processes, and about senders. No I/O."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from penstock.audit.account import Outcome
 from penstock.audit.balance import Balance, SenderBalance
+from penstock.audit.findings import MINUTE
 from penstock.audit.hops import Hop
 from penstock.audit.lag import Endangered
 from penstock.audit.settings import AuditSettings
@@ -187,6 +189,20 @@ class Standstill:
         return 0.0 if self._since is None else elapsed - self._since
 
 
+@dataclass
+class Memory:
+    """What the rules remember between evaluations, by rule and subject."""
+
+    standstills: defaultdict[tuple[str, ...], Standstill] = field(default_factory=lambda: defaultdict(Standstill))
+    growths: defaultdict[tuple[str, ...], Growth] = field(default_factory=lambda: defaultdict(Growth))
+    senders: dict[tuple[str, str], tuple[Micros, int]] = field(default_factory=dict)
+    """By channel and sender: its newest record and their number, when they were seen first."""
+
+    def quiet(self, snapshot: Snapshot, *key: str, state: object = None, waiting: bool = True) -> float:
+        """Return for how many seconds a part had input, or a problem, while its state stayed the same."""
+        return self.standstills[key].look(snapshot.elapsed, state, waiting)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A stage that has read nothing for some seconds, while records of a channel wait for it."""
@@ -197,33 +213,28 @@ class Waiting:
     seconds: float
 
 
-class Progress:
-    """How long the stages of a pipeline, and the audit, have had input without progress, by their accounts."""
+def unread_for(snapshot: Snapshot, memory: Memory) -> float:
+    """Return for how many seconds the audit has read nothing, while entries wait."""
+    return memory.quiet(snapshot, "audit", state=snapshot.balance.as_of, waiting=snapshot.unread > 0)
 
-    def __init__(self) -> None:
-        self._stages: dict[tuple[str, str], Standstill] = {}
-        self._audit = Standstill()
 
-    def audit(self, snapshot: Snapshot) -> float:
-        """Return for how many seconds the audit has read nothing, while entries wait."""
-        return self._audit.look(snapshot.elapsed, (snapshot.balance.as_of,), snapshot.unread > 0)
-
-    def stages(self, snapshot: Snapshot) -> Iterator[Waiting]:
-        records = {channel.channel: channel.records for channel in snapshot.balance.channels}
-        for hop in snapshot.balance.hops:
-            if not hop.reads:
-                continue
-            # In flight are offsets: transaction markers use offsets, too.
-            total = records.get(hop.reads)
-            waiting = 0 if total is not None and hop.taken >= total else hop.in_flight
-            watch = self._stages.setdefault((hop.stage, hop.reads), Standstill())
-            yield Waiting(hop.stage, hop.reads, waiting, watch.look(snapshot.elapsed, (hop.taken,), waiting > 0))
+def waiting_stages(snapshot: Snapshot, memory: Memory) -> Iterator[Waiting]:
+    """Yield each stage, and how long it has had input without progress, by its account."""
+    records = {channel.channel: channel.records for channel in snapshot.balance.channels}
+    for hop in snapshot.balance.hops:
+        if not hop.reads:
+            continue
+        # In flight are offsets: transaction markers use offsets, too.
+        total = records.get(hop.reads)
+        waiting = 0 if total is not None and hop.taken >= total else hop.in_flight
+        quiet = memory.quiet(snapshot, "stage", hop.stage, hop.reads, state=hop.taken, waiting=waiting > 0)
+        yield Waiting(hop.stage, hop.reads, waiting, quiet)
 
 
 # --- records: missing, unknown, refused -------------------------------------------------------------------------------
 
 
-def missing(snapshot: Snapshot) -> Iterator[Alarm]:
+def missing(snapshot: Snapshot, _: Memory) -> Iterator[Alarm]:
     """Records are missing at a hop."""
     for hop in snapshot.balance.hops:
         if hop.missing:
@@ -242,111 +253,78 @@ def _ranges(hop: Hop) -> str:
     return f" ({', '.join(ranges)})"
 
 
-def discrepancies(snapshot: Snapshot) -> Iterator[Alarm]:
+def discrepancies(snapshot: Snapshot, _: Memory) -> Iterator[Alarm]:
     """The audit has a finding: a changed row of a store, records that were removed from the log, …"""
     for one in snapshot.balance.discrepancies:
         yield Alarm(one.kind, one.stage, f"{named(one.text)}.", snapshot.now)
 
 
-class NotKnown:
+def not_known(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     """The verdict remains not known."""
-
-    def __init__(self) -> None:
-        self._watch = Standstill()
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        doubts = [named(one.text) for one in snapshot.balance.doubts]
-        quiet = self._watch.look(snapshot.elapsed, (), bool(doubts))
-        if doubts and quiet >= SETTLES:
-            more = f"; and {len(doubts) - RANGES} more reasons" if len(doubts) > RANGES else ""
-            text = (
-                f'whether records are missing is not known: {"; ".join(doubts[:RANGES])}{more}: see "penstock audit".'
-            )
-            yield Alarm("not-known", "audit", text, snapshot.ago(quiet))
+    doubts = [named(one.text) for one in snapshot.balance.doubts]
+    quiet = memory.quiet(snapshot, "not-known", waiting=bool(doubts))
+    if doubts and quiet >= SETTLES:
+        more = f"; and {len(doubts) - RANGES} more reasons" if len(doubts) > RANGES else ""
+        text = f'whether records are missing is not known: {"; ".join(doubts[:RANGES])}{more}: see "penstock audit".'
+        yield Alarm("not-known", "audit", text, snapshot.ago(quiet))
 
 
-class Unknown:
+def unknown(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     """The outage time of a source grew in the last minutes."""
-
-    def __init__(self) -> None:
-        self._growth: dict[str, Growth] = {}
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for one in snapshot.balance.channels:
-            growth = self._growth.setdefault(one.channel, Growth())
-            (seconds,) = growth.reach(snapshot.elapsed, one.unknown_seconds)
-            if seconds > 0:
-                stage, length = snapshot.feeder(one.channel), f"{seconds:.1f} s"
-                text = f'{stage} was not connected for {length}: what it sent then is unknown, see "penstock audit".'
-                yield Alarm("unknown", stage, text, snapshot.now)
+    for one in snapshot.balance.channels:
+        (seconds,) = memory.growths["unknown", one.channel].reach(snapshot.elapsed, one.unknown_seconds)
+        if seconds > 0:
+            stage = snapshot.feeder(one.channel)
+            text = f'{stage} was not connected for {seconds:.1f} s: what it sent then is unknown, see "penstock audit".'
+            yield Alarm("unknown", stage, text, snapshot.now)
 
 
-class Refused:
+def refused(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     """A stage refused more than a share of its last records."""
-
-    def __init__(self) -> None:
-        self._growth: dict[tuple[str, str], Growth] = {}
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for hop in snapshot.balance.hops:
-            growth = self._growth.setdefault((hop.stage, hop.reads), Growth())
-            count, refused = growth.reach(snapshot.elapsed, hop.taken, hop.outcomes.get(Outcome.REFUSED, 0))
-            if refused >= FEW and refused > count * snapshot.settings.refused_share:
-                share = (
-                    f"{refused:,.0f} of its last {count:,.0f} records ({refused / count:.0%})" if count else "records"
-                )
-                yield Alarm(
-                    "refused", hop.stage, f'{hop.stage} refused {share}: see "penstock dlq list".', snapshot.now
-                )
+    for hop in snapshot.balance.hops:
+        growth = memory.growths["refused", hop.stage, hop.reads]
+        count, some = growth.reach(snapshot.elapsed, hop.taken, hop.outcomes.get(Outcome.REFUSED, 0))
+        if some >= FEW and some > count * snapshot.settings.refused_share:
+            share = f"{some:,.0f} of its last {count:,.0f} records ({some / count:.0%})" if count else "records"
+            yield Alarm("refused", hop.stage, f'{hop.stage} refused {share}: see "penstock dlq list".', snapshot.now)
 
 
 # --- stages and processes: stalled, unheard, away, slower than retention ----------------------------------------------
 
 
-class Stalled:
+def stalled(snapshot: Snapshot, memory: Memory, batch: timedelta) -> Iterator[Alarm]:
     """A stage has input and makes no progress."""
-
-    def __init__(self, batch: timedelta) -> None:
-        self._batch, self._progress = batch, Progress()
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        # A query sends its account when its batch ends.
-        limit = max(snapshot.settings.stalled_after, 2 * self._batch).total_seconds()
-        behind, stages = self._progress.audit(snapshot), list(self._progress.stages(snapshot))
-        if behind >= limit:
-            # Then the progress of the stages is not known.
-            entries = f"{snapshot.unread:,} entries"
-            text = f'the audit read nothing for {lasting(behind)}, while {entries} wait: see "penstock status".'
-            yield Alarm("stalled", "audit", text, snapshot.ago(behind))
-            return
-        for one in stages:
-            if one.seconds >= limit:
-                text = (
-                    f"{one.stage} made no progress for {lasting(one.seconds)}, while {one.records:,} records wait in "
-                    f'{one.reads}: see "penstock status".'
-                )
-                yield Alarm("stalled", one.stage, text, snapshot.ago(one.seconds))
+    # A query sends its account when its batch ends.
+    limit = max(snapshot.settings.stalled_after, 2 * batch).total_seconds()
+    behind, stages = unread_for(snapshot, memory), list(waiting_stages(snapshot, memory))
+    if behind >= limit:
+        # Then the progress of the stages is not known.
+        entries = f"{snapshot.unread:,} entries"
+        text = f'the audit read nothing for {lasting(behind)}, while {entries} wait: see "penstock status".'
+        yield Alarm("stalled", "audit", text, snapshot.ago(behind))
+        return
+    for one in stages:
+        if one.seconds >= limit:
+            text = (
+                f"{one.stage} made no progress for {lasting(one.seconds)}, while {one.records:,} records wait in "
+                f'{one.reads}: see "penstock status".'
+            )
+            yield Alarm("stalled", one.stage, text, snapshot.ago(one.seconds))
 
 
-class Unheard:
+def unheard(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     """A source has no connection: records wait at the sender, or are lost."""
-
-    def __init__(self) -> None:
-        self._sources: dict[str, Standstill] = {}
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for node, figures in snapshot.nodes.items():
-            if not isinstance(connected := figures.get("connected"), bool):
-                continue
-            watch = self._sources.setdefault(node, Standstill())
-            quiet = watch.look(snapshot.elapsed, (), not connected)
-            if quiet >= snapshot.settings.silent_after.total_seconds():
-                why = f" ({named(figures['trouble'])})" if figures.get("trouble") else ""
-                text = f'{node} has had no connection for {lasting(quiet)}{why}: see "penstock status".'
-                yield Alarm("unheard", node, text, snapshot.ago(quiet))
+    for node, figures in snapshot.nodes.items():
+        if not isinstance(connected := figures.get("connected"), bool):
+            continue
+        quiet = memory.quiet(snapshot, "unheard", node, waiting=not connected)
+        if quiet >= snapshot.settings.silent_after.total_seconds():
+            why = f" ({named(figures['trouble'])})" if figures.get("trouble") else ""
+            text = f'{node} has had no connection for {lasting(quiet)}{why}: see "penstock status".'
+            yield Alarm("unheard", node, text, snapshot.ago(quiet))
 
 
-def full_disk(snapshot: Snapshot) -> Iterator[Alarm]:
+def full_disk(snapshot: Snapshot, _: Memory) -> Iterator[Alarm]:
     """A process reports that its disk is full: it accepts and acknowledges nothing."""
     full: dict[str, Alarm] = {}
     for report in snapshot.reports.values():
@@ -361,7 +339,7 @@ def full_disk(snapshot: Snapshot) -> Iterator[Alarm]:
     yield from full.values()
 
 
-def event_time(snapshot: Snapshot) -> Iterator[Alarm]:
+def event_time(snapshot: Snapshot, _: Memory) -> Iterator[Alarm]:
     """The newest event time of a query is far from the time at which it was read, because its unit is another one."""
     limit = snapshot.settings.event_time_off / timedelta(microseconds=1)
     for stage, figures in snapshot.nodes.items():
@@ -382,31 +360,22 @@ def _day(timestamp: float) -> str:
     return f"{EPOCH + timedelta(microseconds=timestamp):%Y-%m-%d}"
 
 
-class Away:
+def away(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     """A process sends no reports any more."""
-
-    def __init__(self) -> None:
-        self._heard: dict[str, tuple[Micros, float]] = {}
-        """Per process: the time of its last report by its own clock, and when it was first seen by this clock."""
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        gone = snapshot.settings.gone_after / timedelta(microseconds=1)
-        for process, report in snapshot.reports.items():
-            if snapshot.usage and process != "run" and process not in snapshot.usage:
-                continue  # It belongs to an earlier run.
-            at = int(number(report.get("at")) or 0)
-            if process not in self._heard or self._heard[process][0] != at:
-                self._heard[process] = at, snapshot.elapsed
-            quiet = snapshot.elapsed - self._heard[process][1]
-            if quiet > snapshot.settings.away_after.total_seconds() and snapshot.now - at < gone:
-                name = named(process)
-                text = (
-                    f'the process {name} has reported nothing for {lasting(quiet)}: see "penstock status" and its log.'
-                )
-                yield Alarm("away", name, text, snapshot.ago(quiet))
+    gone = snapshot.settings.gone_after / timedelta(microseconds=1)
+    for process, report in snapshot.reports.items():
+        if snapshot.usage and process != "run" and process not in snapshot.usage:
+            continue  # It belongs to an earlier run.
+        # The report has the time of its process; how long it lasts is measured by this clock.
+        at = int(number(report.get("at")) or 0)
+        quiet = memory.quiet(snapshot, "away", process, state=at)
+        if quiet > snapshot.settings.away_after.total_seconds() and snapshot.now - at < gone:
+            name = named(process)
+            text = f'the process {name} has reported nothing for {lasting(quiet)}: see "penstock status" and its log.'
+            yield Alarm("away", name, text, snapshot.ago(quiet))
 
 
-def overtaken(snapshot: Snapshot) -> Iterator[Alarm]:
+def overtaken(snapshot: Snapshot, _: Memory) -> Iterator[Alarm]:
     """Retention has removed records that a reader had not read, or is about to."""
     for one in snapshot.endangered:
         reader, channel = named(one.reader), named(one.channel)
@@ -435,61 +404,34 @@ def _fix(reader: str) -> str:
 # --- senders: silent --------------------------------------------------------------------------------------------------
 
 
-class Silent:
+def silent(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     """A sender that used to send does not, while its channel still receives.
 
     It is compared with the newest record of the channel, not with the clock: an audit that is behind sees all senders
     at an earlier time. The balance does not contain whether a sender reports that it has nothing to send.
     """
+    for channel in snapshot.balance.channels:
+        senders, found = list(_senders(channel.by_sender)), []
+        minutes = (minute * MINUTE for minute, _ in snapshot.balance.minutes.get(channel.channel, ()))
+        newest = max([0, *minutes, *(at for _, _, at in senders)])
+        for name, records, at in senders:
+            first = memory.senders.setdefault((channel.channel, name), (at, records))
+            quiet = records >= USED_TO_SEND and at > 0 and _is_quiet(first, records, at, newest, snapshot.settings)
+            if memory.quiet(snapshot, "silent", channel.channel, name, waiting=quiet) >= CONFIRMED:
+                found.append((at, name))
+        since_newest = memory.quiet(snapshot, "received", channel.channel, state=newest)
+        if found and since_newest <= snapshot.settings.silent_after.total_seconds():
+            found.sort()
+            names = [f"{named(name)} for {lasting((newest - at) / 1e6)}" for at, name in found]
+            text = f'{channel.channel} receives nothing from {listed(names, NAMED)}: see "penstock audit --senders".'
+            yield Alarm("silent", snapshot.feeder(channel.channel), text, found[0][0])
 
-    def __init__(self) -> None:
-        self._received: dict[str, tuple[Micros, float]] = {}
-        """Per channel: its newest record, and when that was seen first."""
-        self._first: dict[tuple[str, str], tuple[Micros, int]] = {}
-        """By channel and sender: its newest record and their number, when they were seen first."""
-        self._quiet: dict[tuple[str, str], float] = {}
-        """By channel and sender: since when it seems silent."""
 
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        first, quiet = self._first, self._quiet
-        self._first, self._quiet = {}, {}
-        for channel in snapshot.balance.channels:
-            senders = list(_senders(channel.by_sender))
-            minutes = (minute * 60_000_000 for minute, _ in snapshot.balance.minutes.get(channel.channel, ()))
-            newest = max([0, *minutes, *(at for _, _, at in senders)])
-            receives, silent = self._receives(channel.channel, newest, snapshot), []
-            for name, records, at in senders:
-                key = channel.channel, name
-                self._first[key] = first.get(key, (at, records))
-                if (
-                    records < USED_TO_SEND
-                    or not at
-                    or not self._is_quiet(self._first[key], records, at, newest, snapshot)
-                ):
-                    continue
-                self._quiet[key] = quiet.get(key, snapshot.elapsed)
-                if snapshot.elapsed - self._quiet[key] >= CONFIRMED:
-                    silent.append((at, name))
-            if silent and receives:
-                silent.sort()
-                names = [f"{named(name)} for {lasting((newest - at) / 1e6)}" for at, name in silent]
-                text = (
-                    f'{channel.channel} receives nothing from {listed(names, NAMED)}: see "penstock audit --senders".'
-                )
-                yield Alarm("silent", snapshot.feeder(channel.channel), text, silent[0][0])
-
-    def _receives(self, channel: str, newest: Micros, snapshot: Snapshot) -> bool:
-        if self._received.get(channel, (None, 0.0))[0] != newest:
-            self._received[channel] = newest, snapshot.elapsed
-        return snapshot.elapsed - self._received[channel][1] <= snapshot.settings.silent_after.total_seconds()
-
-    def _is_quiet(
-        self, first: tuple[Micros, int], records: int, at: Micros, newest: Micros, snapshot: Snapshot
-    ) -> bool:
-        limit = snapshot.settings.silent_after / timedelta(microseconds=1)
-        if records > first[1]:
-            limit = max(limit, PAUSES * (at - first[0]) / (records - first[1]))
-        return limit < newest - at <= snapshot.settings.gone_after / timedelta(microseconds=1)
+def _is_quiet(first: tuple[Micros, int], records: int, at: Micros, newest: Micros, settings: AuditSettings) -> bool:
+    limit = settings.silent_after / timedelta(microseconds=1)
+    if records > first[1]:
+        limit = max(limit, PAUSES * (at - first[0]) / (records - first[1]))
+    return limit < newest - at <= settings.gone_after / timedelta(microseconds=1)
 
 
 def _senders(epochs: Sequence[SenderBalance]) -> Iterator[tuple[str, int, Micros]]:
