@@ -6,9 +6,11 @@ bookmarks, with the name of the stage as the key: the last account replaces all 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
@@ -31,6 +33,9 @@ class Outcome(StrEnum):
     """It was dropped on purpose, because of overload."""
 
 
+_Number = Annotated[str, Field(pattern=r"^-?\d+$")]
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """The part of an account about one channel: from which offsets, up to which, and the outcomes."""
@@ -39,9 +44,9 @@ class Share:
     until: Offsets
     taken: int
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
-    late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    late: Mapping[str, Mapping[_Number, list[tuple[int, int]]]] = field(default_factory=dict)
     """The first late records, by sender, epoch (as text) and runs of numbers."""
-    late_at: Mapping[str, list[tuple[int, int]]] = field(default_factory=dict)
+    late_at: Mapping[_Number, list[tuple[int, int]]] = field(default_factory=dict)
     """The offsets of the first late records: runs by partition (as text)."""
 
     @property
@@ -58,7 +63,7 @@ class Account:
 
     stage: str
     """As in the graph of the pipeline: `query:by_country`, `store:redis/by_country`, …"""
-    generation: str
+    generation: Annotated[str, Field(alias="life")]
     at: Micros
     shares: Mapping[str, Share]
     """By channel."""
@@ -83,42 +88,18 @@ class Account:
         return self.stage.encode()
 
     def dumps(self) -> bytes:
-        return json.dumps(
-            {
-                "life": self.generation,
-                "at": self.at,
-                "step": self.step,
-                "conserved": self.conserved,
-                "wrote": self.wrote,
-                "guessed": self.guessed,
-                "latency": self.latency,
-                "number": self.number,
-                "start_declared": self.start_declared,
-                "shares": {channel: asdict(one) for channel, one in self.shares.items()},
-            },
-            ensure_ascii=False,
-        ).encode()
+        return _JSON.dump_json(self, by_alias=True, exclude={"stage"})
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> "Account":
         """Parse an account; raise Refused if it cannot be parsed."""
         try:
-            document = json.loads(value)
-            return cls(
-                key.decode(),
-                str(document["life"]),
-                int(document["at"]),
-                {str(channel): _share(share) for channel, share in document["shares"].items()},
-                int(document["step"]),
-                {str(channel): _positions(ends) for channel, ends in document["wrote"].items()},
-                bool(document["conserved"]),
-                bool(document.get("guessed", False)),
-                {str(name): float(value) for name, value in (document.get("latency") or {}).items()} or None,
-                int(document.get("number", 0)),
-                bool(document.get("start_declared", False)),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return _JSON.validate_python({**json.loads(value), "stage": key.decode()})
+        except (ValueError, TypeError, RecursionError) as error:
             raise Refused("an account", f"it cannot be parsed: {error!r}") from error
+
+
+_JSON = TypeAdapter(Account)
 
 
 def is_account(key: bytes | None) -> bool:
@@ -127,24 +108,3 @@ def is_account(key: bytes | None) -> bool:
     The keys of announcements (`audit.writers`) contain one, too; the names of sources never do.
     """
     return key is not None and b":" in key and not key.startswith(b"writer:")
-
-
-def _share(document: Mapping[str, Any]) -> Share:
-    outcomes = {Outcome(name): int(number) for name, number in document["outcomes"].items()}
-    late = {
-        str(sender): {
-            str(int(epoch)): [(int(first), int(last)) for first, last in runs] for epoch, runs in epochs.items()
-        }
-        for sender, epochs in document.get("late", {}).items()
-    }
-    late_at = {
-        str(int(partition)): [(int(first), int(last)) for first, last in runs]
-        for partition, runs in document.get("late_at", {}).items()
-    }
-    return Share(
-        _positions(document["since"]), _positions(document["until"]), int(document["taken"]), outcomes, late, late_at
-    )
-
-
-def _positions(document: Mapping[str, Any]) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in document.items()}
