@@ -127,8 +127,8 @@ def content(folded: int = 8, records: int = 5, until: int = 5, runs: tuple[Run, 
 
 
 def test_what_is_in_no_row_of_a_join_is_missing_at_its_channels_together() -> None:
-    assert [(hop.missing, hop.note) for hop in hops(content(), [])] == [(0, ""), (0, "")]
-    one, other = hops(content(folded=1), [])
+    assert [(hop.missing, hop.note) for hop in hops(content())] == [(0, ""), (0, "")]
+    one, other = hops(content(folded=1))
     assert (one.missing, other.missing) == (5, 2)
     for hop in (one, other):
         assert hop.due == sum(hop.outcomes.values()) + hop.in_flight + hop.missing

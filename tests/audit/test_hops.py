@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from tests.audit.watching import channel
 
 from penstock.audit.account import Account, Outcome, Share
+from penstock.audit.balance import source_hop
 from penstock.audit.content import ChannelCounts, Content, Numbered, Run
 from penstock.audit.findings import Kind, Watched
-from penstock.audit.hops import Gap, Hop, Intake, begun_late, hops, paths, without_account
+from penstock.audit.hops import Gap, Hop, begun_late, hops, paths, without_account
 from penstock.core.record import GENERATIONS
 
-INTAKE = Intake("rsvps", records=100, refused=2, in_flight=3, missing=1, gaps=(Gap("a", 1, 7, 7),), latency=None)
+RSVPS = channel(records=100, only_dead=2, in_flight=3, missing=1, gaps=(Gap("a", 1, 7, 7),))
 OUTCOMES = {Outcome.PASSED: 60, Outcome.FILTERED: 25, Outcome.LATE: 3, Outcome.DUPLICATE: 1, Outcome.REFUSED: 1}
 QUERY = Account(
     "query:by_country",
@@ -43,7 +45,7 @@ def content(*accounts: Account, folded: int = 60, records: int = 100, until: int
 
 
 def of(found: Content, stage: str = "query:by_country") -> Hop:
-    (hop,) = (hop for hop in hops(found, [INTAKE]) if hop.stage == stage)
+    (hop,) = (hop for hop in (source_hop(found, RSVPS), *hops(found)) if hop.stage == stage)
     return hop
 
 
@@ -216,7 +218,7 @@ def test_what_a_source_drops_is_among_its_outcomes() -> None:
 
 
 def test_end_to_end_the_outcomes_of_both_hops_add_up() -> None:
-    (path,) = paths(hops(content(QUERY), [INTAKE]))
+    (path,) = paths([source_hop(content(QUERY), RSVPS), *hops(content(QUERY))])
     assert path.stage == "source:rsvps → query:by_country"
     assert path.due == sum(path.outcomes.values()) + path.in_flight + path.missing
     assert path.due == of(content(QUERY), "source:rsvps").due
@@ -226,7 +228,7 @@ def test_end_to_end_the_outcomes_of_both_hops_add_up() -> None:
 def test_late_records_are_named_under_their_channel() -> None:
     late = replace(QUERY.shares["rsvps"], late={"kiosk": {"2": [(5, 6)]}})
     joined = replace(QUERY, shares={"rsvps": late, "clicks": Share({0: 0}, {0: 4}, 4, {Outcome.PASSED: 4})})
-    found = {hop.reads: hop.late for hop in hops(content(joined), [])}
+    found = {hop.reads: hop.late for hop in hops(content(joined))}
     assert found == {"rsvps": (Gap("kiosk", 2, 5, 6),), "clicks": ()}
 
 

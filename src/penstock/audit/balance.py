@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.audit import tampering
+from penstock.audit.account import Outcome
 from penstock.audit.content import ChannelCounts, Content, Numbered, Run
-from penstock.audit.findings import Kind, Numbering, Span, as_delay, shed_from
-from penstock.audit.hops import Gap, Hop, Intake, hops, paths, without_account
+from penstock.audit.findings import Kind, Numbering, Span, Watched, as_delay, shed_from
+from penstock.audit.hops import Gap, Hop, hops, paths, without_account
 from penstock.audit.judge import Discrepancy, Doubt, Report, Verdict, unique, verdict_of
 from penstock.audit.ledger import SETTLES_AFTER
 from penstock.core.clock import Micros
-from penstock.core.errors import Unaccounted
 from penstock.core.record import LARGEST_JUMP, OutageInterval
 
 BRIEF = 100
@@ -172,13 +172,6 @@ class Balance:
     def dumps(self) -> str:
         return json.dumps(self.to_json(), ensure_ascii=False)
 
-    def require_whole(self) -> None:
-        """Raise Unaccounted for the first stage with missing records."""
-        for hop in self.hops:
-            if hop.missing:
-                ranges = tuple((gap.sender, gap.epoch, gap.first, gap.last) for gap in hop.gaps)
-                raise Unaccounted(hop.stage, ranges)
-
 
 def balance(
     content: Content,
@@ -195,33 +188,21 @@ def balance(
     sources = [channel for channel, one in content.channels.items() if one.kind is Kind.SOURCE]
     # An entry that the ledger had not read when a gap was noticed can fill the gap.
     settled = at - grace if content.drained is None else min(at - grace, content.drained)
-    claims = _claims_by_channel(content, sources)
-    outages = _outages_by_channel(content, sources)
+    claims: dict[str, dict[tuple[str, int], _Claimed]] = {channel: {} for channel in content.channels}
+    for (reported, sender, epoch), claimed in content.claims.items():
+        for channel in _channels_of(reported, sender, content.runs, sources):
+            claims[channel][sender, epoch] = claimed
+    outages: dict[str, list[OutageInterval]] = {channel: [] for channel in content.channels}
+    for reported, outage in content.blinds:
+        for channel in _channels_of(reported, outage.source, content.runs, sources):
+            outages[channel].append(outage)
+    in_order = sorted(content.channels.values(), key=lambda one: (list(Kind).index(one.kind), one.channel))
     channels = tuple(
-        _channel(
-            channel, kind, content, claims.get(channel, {}), outages.get(channel, ()), settled, unread.get(channel, 0)
-        )
-        for channel, kind in sorted(
-            ((channel, one.kind) for channel, one in content.channels.items()),
-            key=lambda item: (list(Kind).index(item[1]), item[0]),
-        )
+        _channel(one, content, claims[one.channel], outages[one.channel], settled, unread.get(one.channel, 0))
+        for one in in_order
     )
-    intakes = [
-        Intake(
-            channel=one.channel,
-            records=one.records,
-            refused=one.only_dead,
-            in_flight=one.in_flight,
-            missing=one.missing,
-            gaps=one.gaps,
-            latency=one.latency,
-            note=one.note,
-            shed=one.shed,
-        )
-        for one in channels
-        if one.kind is Kind.SOURCE
-    ]
-    found = hops(content, intakes)
+    from_senders = (source_hop(content, one) for one in channels if one.kind is Kind.SOURCE)
+    found = (*from_senders, *hops(content))
     minutes = {channel: some[-HOUR:] for channel, some in content.minutes.items()}
     surplus = (
         Discrepancy("doubled", hop.stage, hop.surplus, f"{hop.stage}: {hop.note}") for hop in found if hop.surplus
@@ -237,6 +218,32 @@ def balance(
         tuple(_unread(content)) or unique((*_of_ledger(content, sources), *without_account(content))),
     )
     return made.with_report(report) if report else made
+
+
+def source_hop(content: Content, channel: ChannelBalance) -> Hop:
+    """Return the hop from the senders of a source channel."""
+    watched = content.channels[channel.channel]
+    outcomes = dict.fromkeys(Outcome, 0)
+    for stage in watched.fed_by:
+        for share in content.accounts[stage].shares.values() if stage in content.accounts else ():
+            for outcome, number in share.outcomes.items():
+                outcomes[outcome] += number
+    outcomes |= {Outcome.PASSED: channel.records, Outcome.REFUSED: channel.only_dead, Outcome.SHED: channel.shed}
+    taken = sum(outcomes.values())
+    return Hop(
+        " ".join(watched.fed_by) or f"source:{channel.channel}",
+        "",
+        channel.channel,
+        taken + channel.in_flight + channel.missing,
+        taken,
+        channel.in_flight,
+        channel.missing,
+        outcomes,
+        channel.gaps,
+        note=channel.note,
+        latency=channel.latency,
+        step=channel.latency,
+    )
 
 
 def _jumped(channels: Iterable[ChannelBalance]) -> Iterator[Discrepancy]:
@@ -282,40 +289,41 @@ Seen = Mapping[tuple[str, int], Sequence[Run]]
 
 
 def _channel(
-    channel: str,
-    kind: Kind,
+    watched: Watched,
     content: Content,
     claims: Claims,
     outages: Sequence[OutageInterval],
     settled: Micros,
     unread: int,
 ) -> ChannelBalance:
+    channel, source = watched.channel, watched.kind is Kind.SOURCE
     runs = _runs(channel, content)
-    dead = _runs(f"{channel}.dead", content) if kind is Kind.SOURCE else {}
-    shed = _runs(shed_from(channel), content) if kind is Kind.SOURCE else {}
+    dead = _runs(f"{channel}.dead", content) if source else {}
+    shed = _runs(shed_from(channel), content) if source else {}
     kept = {who: _merged([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
     there = {who: _merged([*kept.get(who, ()), *shed.get(who, ())]) for who in {*kept, *shed}}
-    due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
-    jumps = list(_jumps(there, claims, settled)) if kind is Kind.SOURCE else []
+    due = list(_due(there, claims, settled)) if source else []
+    jumps = list(_jumps(there, claims, settled)) if source else []
     gaps = tuple(gap for gap, missing in due if missing)
     distinct, missing, note = _size(there), sum(gap.size for gap in gaps), ""
-    if content.channels[channel].compacted:
-        jumps = [jump for jump in jumps if jump.size > _outdated(channel, content)]
-    if content.channels[channel].compacted and (outdated := min(missing, _outdated(channel, content))):
-        missing, gaps = missing - outdated, ()
-        if missing:
-            note = f"{outdated:,} more may have been outdated before they were read: it is not known which are missing"
+    if watched.compacted:
+        outdated = _outdated(channel, content)
+        jumps = [jump for jump in jumps if jump.size > outdated]
+        if outdated := min(missing, outdated):
+            missing, gaps = missing - outdated, ()
+            if missing:
+                note = (
+                    f"{outdated:,} more may have been outdated before they were read: it is not known which are missing"
+                )
     # An unread entry can be one that is due: the sum would count it twice.
     in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
     numbered = {(sender, epoch): one for (name, sender, epoch), one in content.numbered.items() if name == channel}
     counts = content.counts.get(channel, ChannelCounts())
-    nameless_dead = (
-        content.counts.get(f"{channel}.dead", ChannelCounts()).without_identity if kind is Kind.SOURCE else 0
-    )
+    dead_counts = content.counts.get(f"{channel}.dead", ChannelCounts()) if source else ChannelCounts()
     latencies = content.latencies.get(channel)
     return ChannelBalance(
         channel=channel,
-        kind=kind,
+        kind=watched.kind,
         senders=len({sender for sender, _ in [*there, *claims]}),
         records=counts.records,
         distinct=distinct,
@@ -323,7 +331,7 @@ def _channel(
         missing=missing,
         claimed=distinct + missing + in_flight,
         in_flight=in_flight,
-        refused=_size(dead) + nameless_dead,
+        refused=_size(dead) + dead_counts.without_identity,
         unknown_seconds=_length(outages) / 1_000_000,
         without_identity=counts.without_identity,
         gaps=gaps,
@@ -331,7 +339,7 @@ def _channel(
         unread=unread,
         only_dead=_size(kept) - _size(runs),
         shed=_size(there) - _size(kept),
-        by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if kind is Kind.SOURCE else (),
+        by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if source else (),
         note=note,
         jumps=tuple(jumps),
     )
@@ -443,22 +451,6 @@ def _ends(seen: Sequence[Run], claimed: _Claimed) -> list[int]:
     if not seen:
         return [claimed[0][0]] if claimed else []
     return [before.last for before, after in pairwise(seen) if _is_jump(before.last, after.first)] + [seen[-1].last]
-
-
-def _claims_by_channel(content: Content, sources: Sequence[str]) -> dict[str, dict[tuple[str, int], _Claimed]]:
-    found: dict[str, dict[tuple[str, int], _Claimed]] = {channel: {} for channel in sources}
-    for (reported, sender, epoch), claims in content.claims.items():
-        for channel in _channels_of(reported, sender, content.runs, sources):
-            found[channel][sender, epoch] = claims
-    return found
-
-
-def _outages_by_channel(content: Content, sources: Sequence[str]) -> dict[str, list[OutageInterval]]:
-    found: dict[str, list[OutageInterval]] = {channel: [] for channel in sources}
-    for reported, outage in content.blinds:
-        for channel in _channels_of(reported, outage.source, content.runs, sources):
-            found[channel].append(outage)
-    return found
 
 
 def _channels_of(reported: str, name: str, runs: Iterable[Numbering], sources: Sequence[str]) -> Sequence[str]:

@@ -69,26 +69,10 @@ class Hop:
     """Records that the stage reports beyond those in the channel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """The figures of a source channel for the hop from its senders."""
-
-    channel: str
-    records: int
-    refused: int
-    """Only in the dead letters: they never reached the channel."""
-    in_flight: int
-    missing: int
-    gaps: tuple[Gap, ...]
-    latency: Mapping[str, float] | None
-    note: str = ""
-    shed: int = 0
-
-
-def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
-    """Return a hop for each stage and each channel that it reads, in the order in which a record flows."""
-    found = [_source(content, intake) for intake in intakes]
+def hops(content: Content) -> tuple[Hop, ...]:
+    """Return a hop for each stage but sources, and each channel that it reads, in the order in which a record flows."""
     order = {"query": 1, "store": 2, "feed": 3}
+    found: list[Hop] = []
     for stage in sorted(
         content.accounts.keys() | content.stages.keys(),
         key=lambda stage: (order.get(stage.partition(":")[0], 4), stage),
@@ -153,32 +137,6 @@ def _joined(source: Hop, hop: Hop) -> Hop:
         hop.late,
         hop.note,
         hop.latency,
-    )
-
-
-def _source(content: Content, intake: Intake) -> Hop:
-    watched = content.channels[intake.channel]
-    stage = " ".join(watched.fed_by) or f"source:{intake.channel}"
-    dropped = dict.fromkeys(Outcome, 0)
-    for one in watched.fed_by:
-        for share in content.accounts[one].shares.values() if one in content.accounts else ():
-            for outcome, number in share.outcomes.items():
-                dropped[outcome] += number
-    outcomes = {**dropped, Outcome.PASSED: intake.records, Outcome.REFUSED: intake.refused, Outcome.SHED: intake.shed}
-    taken = sum(outcomes.values())
-    return Hop(
-        stage,
-        "",
-        intake.channel,
-        taken + intake.in_flight + intake.missing,
-        taken,
-        intake.in_flight,
-        intake.missing,
-        outcomes,
-        intake.gaps,
-        note=intake.note,
-        latency=intake.latency,
-        step=intake.latency,
     )
 
 
