@@ -80,10 +80,6 @@ def test_times_that_a_broker_cut_are_no_skew() -> None:
     assert found.latencies["rsvps"].count == 2
 
 
-def test_a_deletion_is_counted() -> None:
-    assert found_in(entry("by_country", value=None)).deletions == {"by_country": 1}
-
-
 def test_notes_of_senders_are_read() -> None:
     found = found_in(
         note(kind="heartbeat", channel="rsvps", sender="a", epoch=1, seq=9, time=3),

@@ -101,7 +101,7 @@ def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
     found = batch(None, 1, 2, 4)
     found.latencies["rsvps"] = Sketch()
     found.latencies["rsvps"].add(12, 3)
-    found.without_identity["rsvps"] = found.deletions["rsvps"] = 1
+    found.without_identity["rsvps"] = 1
     found.claims.append(("rsvps", Heartbeat("a", 1, 9, 0), 7))
     found.blinds += [("rsvps", OutageInterval("feed", 10, 20)), ("rsvps", OutageInterval("feed", 10, 30))]
     ledger.watch([Watched("rsvps", Kind.SOURCE)])
@@ -113,7 +113,7 @@ def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
     again.close()
     assert found_again.channels == {"rsvps": Watched("rsvps", Kind.SOURCE)}
     assert found_again.runs == {A: [Run(1, 2, 5), Run(4, 4, 5)]}
-    assert found_again.counts == {"rsvps": ChannelCounts(3, 1, 1)}
+    assert found_again.counts == {"rsvps": ChannelCounts(3, 1)}
     assert found_again.claims == {A: [(9, 7)]}
     assert found_again.blinds == [("rsvps", OutageInterval("feed", 10, 30))]
     assert found_again.latencies["rsvps"].summary() == content.latencies["rsvps"].summary()
@@ -368,9 +368,7 @@ def test_numbers_out_of_order_are_remembered_across_batches(ledger: Ledger) -> N
     second.tails["rsvps", 0, "a", 1] = (3, 6)
     second.disorder[A] = Runs([(4, 4)])
     ledger.merge(second, now=0)
-    content = ledger.content()
-    assert content.numbered[A].disorder == 2
-    assert sorted(content.disorder[A]) == [(3, 4)]
+    assert ledger.content().numbered[A].disorder == 2
 
 
 def test_the_rows_of_a_result_count_by_their_highest_version(ledger: Ledger) -> None:

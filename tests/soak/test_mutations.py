@@ -193,9 +193,8 @@ def test_a_doubled_record_is_counted_and_absorbed_everywhere(mutated: Told) -> N
     assert in_lake(mutated.line, DOUBLED) == 1
 
 
-def test_a_reordered_record_is_named(mutated: Told) -> None:
-    sender, seq = SWAPPED
-    assert mutated.content.disorder == {(mutated.line.things, sender, 1): [(seq, seq)]}
+def test_a_reordered_record_is_counted(mutated: Told) -> None:
+    sender, _ = SWAPPED
     channel = mutated.channel(mutated.line.things)
     assert [(one.sender, one.reordered) for one in channel.by_sender if one.reordered] == [(sender, 1)]
 

@@ -171,7 +171,6 @@ _HEADERS = (
     "offset",
     "unix_micros(timestamp) AS at",
     "key",
-    "value IS NULL AS gone",
     "result",
     "late",
     "forged",
@@ -202,7 +201,6 @@ _IDENTITY = (
     "partition",
     "offset",
     "at",
-    "gone",
     "result",
     "late",
     "forged",
@@ -246,8 +244,7 @@ def _measured(duration: str) -> str:
 
 _GROUPED = f"""
 SELECT topic, grouping(minute) = 0 AS timed, forged, count(1) AS records,
-    minute, delay_bucket, step_bucket, count_if(gone) AS gone,
-    count_if(seq IS NULL AND NOT result AND NOT late) AS unknown,
+    minute, delay_bucket, step_bucket, count_if(seq IS NULL AND NOT result AND NOT late) AS unknown,
     {_measured("delay")}, {_measured("step")},
     partition, sender, epoch, redriven, block, bit_or(bit) AS bits, max(at) AS newest,
     bit_or(CASE WHEN seq < before THEN bit ELSE 0 END) AS late,
@@ -346,8 +343,6 @@ def _take(found: Findings, rows: Iterator[Any]) -> None:
 def _count(found: Findings, row: Any) -> None:
     found.records[row.topic] += row.records
     found.minutes[row.topic, row.minute] += row.records
-    if row.gone:
-        found.deletions[row.topic] += row.gone
     if row.unknown:
         found.without_identity[row.topic] += row.unknown
 

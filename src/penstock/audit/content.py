@@ -28,7 +28,6 @@ class Run:
 class ChannelCounts:
     records: int = 0
     without_identity: int = 0
-    deletions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,6 @@ class Content:
     until: Mapping[str, Offsets] = field(default_factory=dict)
     """From where to where each channel was read."""
     steps: Mapping[str, Sketch] = field(default_factory=dict)
-    disorder: Mapping[Numbering, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Some of the numbers that came out of order."""
     folded: Mapping[str, int | None] = field(default_factory=dict)
     """Per result channel: the last generation of its query, and how many records are in the rows of that generation.
 
@@ -112,8 +109,7 @@ CREATE TABLE positions (
     channel TEXT, partition INTEGER, since INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (channel, partition)
 ) WITHOUT ROWID;
 CREATE TABLE tallies (
-    channel TEXT PRIMARY KEY, records INTEGER NOT NULL, without_identity INTEGER NOT NULL, deletions INTEGER NOT NULL
-) WITHOUT ROWID;
+    channel TEXT PRIMARY KEY, records INTEGER NOT NULL, without_identity INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE minutes (channel TEXT, minute INTEGER, records INTEGER NOT NULL, PRIMARY KEY (channel, minute)
 ) WITHOUT ROWID;
 CREATE TABLE numbered (
@@ -122,9 +118,6 @@ CREATE TABLE numbered (
     most INTEGER NOT NULL, newest INTEGER NOT NULL, PRIMARY KEY (channel, sender, epoch)) WITHOUT ROWID;
 CREATE TABLE runs (
     channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL, noticed INTEGER NOT NULL,
-    PRIMARY KEY (channel, sender, epoch, first)) WITHOUT ROWID;
-CREATE TABLE disorder (
-    channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL,
     PRIMARY KEY (channel, sender, epoch, first)) WITHOUT ROWID;
 CREATE TABLE tails (
     channel TEXT, partition INTEGER, sender TEXT, epoch INTEGER, highest INTEGER NOT NULL,
@@ -170,9 +163,6 @@ def read_content(db: sqlite3.Connection, copies: Sequence[str]) -> Content:
     claims: defaultdict[Numbering, list[tuple[int, Micros]]] = defaultdict(list)
     for channel, sender, epoch, seq, at in db.execute("SELECT * FROM claims ORDER BY seq"):
         claims[channel, sender, epoch].append((seq, at))
-    disorder: defaultdict[Numbering, list[tuple[int, int]]] = defaultdict(list)
-    for channel, sender, epoch, first, last in db.execute("SELECT * FROM disorder"):
-        disorder[channel, sender, epoch].append((first, last))
     since: defaultdict[str, dict[int, int]] = defaultdict(dict)
     until: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for channel, partition, first, last in db.execute("SELECT * FROM positions"):
@@ -199,7 +189,6 @@ def read_content(db: sqlite3.Connection, copies: Sequence[str]) -> Content:
         since=dict(since),
         until=dict(until),
         steps=_sketches(db, "step"),
-        disorder=dict(disorder),
         folded={
             channel: None if doubtful else records
             for channel, records, doubtful in db.execute("SELECT channel, records, doubtful FROM folded")

@@ -89,7 +89,6 @@ class Findings:
     end: Mapping[str, Offsets]
     records: Counter[str] = field(default_factory=Counter)
     without_identity: Counter[str] = field(default_factory=Counter)
-    deletions: Counter[str] = field(default_factory=Counter)
     minutes: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Records per channel and minute of arrival, in minutes since 1970."""
     numbered: Counter[Numbering] = field(default_factory=Counter)
@@ -161,8 +160,6 @@ def reduced(
             _note(found, entry)
             continue
         found.minutes[channel, entry.appended // MINUTE] += 1
-        if entry.value is None:
-            found.deletions[channel] += 1
         values = _first_values(entry.headers)
         origin = Origin.read(entry.headers) if "sender" in values or "seq" in values or "epoch" in values else None
         if kinds.get(channel) is Kind.DEAD and _in_channel(entry.headers):

@@ -28,11 +28,9 @@ from penstock.core.metrics import Sketch
 from penstock.core.record import GENERATIONS, LARGEST_JUMP, generation_and_count
 from penstock.core.runs import Runs
 
-FORMAT = 6
+FORMAT = 7
 SETTLES_AFTER = 10_000_000
 """Microseconds after which a claimed number that has not arrived is missing instead of in flight."""
-NAMED = 100
-"""Maximum numbers out of order that are kept for each sender."""
 DAY = 24 * 60
 """Minutes that are kept one by one."""
 ROWS = 200_000
@@ -315,27 +313,22 @@ class Ledger:
                 row = self._db.execute(
                     "SELECT next FROM positions WHERE channel = ? AND partition = ?", (channel, partition)
                 ).fetchone()
-                stands, starts = row and row[0], start.get(channel, {}).get(partition)
-                if stands is None:
-                    self._db.execute(
-                        "INSERT INTO positions VALUES (?, ?, ?, ?)", (channel, partition, starts or 0, offset)
-                    )
-                    continue
-                if stands != starts:
+                starts = start.get(channel, {}).get(partition)
+                if row and row[0] != starts:
                     raise Refused(
-                        f"a batch of {channel}/{partition}", f"it starts at {starts}, the ledger stands at {stands}"
+                        f"a batch of {channel}/{partition}", f"it starts at {starts}, the ledger stands at {row[0]}"
                     )
                 self._db.execute(
-                    "UPDATE positions SET next = ? WHERE channel = ? AND partition = ?", (offset, channel, partition)
+                    "INSERT INTO positions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET next = excluded.next",
+                    (channel, partition, starts or 0, offset),
                 )
 
     def _count(self, batch: Findings) -> None:
         self._db.executemany(
-            "INSERT INTO tallies VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-            " records = records + excluded.records, deletions = deletions + excluded.deletions,"
+            "INSERT INTO tallies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET records = records + excluded.records,"
             " without_identity = without_identity + excluded.without_identity",
             [
-                (channel, batch.records[channel], batch.without_identity[channel], batch.deletions[channel])
+                (channel, batch.records[channel], batch.without_identity[channel])
                 for channel in {*batch.records, *batch.without_identity}
             ],
         )
@@ -372,7 +365,7 @@ class Ledger:
             )
 
     def _disorder(self, batch: Findings) -> dict[Numbering, Runs]:
-        """Find numbers out of order within the batch, or across its start; store up to NAMED of them."""
+        """Find numbers out of order within the batch, or across its start."""
         found = {numbering: Runs(runs) for numbering, runs in batch.disorder.items()}
         for (channel, partition, sender, epoch), (first, highest) in batch.tails.items():
             position = (channel, partition, sender, epoch)
@@ -382,13 +375,6 @@ class Ledger:
                 found.setdefault((channel, sender, epoch), Runs()).add(first)
             if not row or highest > row[0]:
                 self._db.execute("INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)", (*position, highest))
-        for numbering, runs in found.items():
-            own = "channel = ?1 AND sender = ?2 AND epoch = ?3"
-            self._db.executemany(
-                f"INSERT OR IGNORE INTO disorder SELECT ?1, ?2, ?3, ?4, ?5"
-                f" WHERE (SELECT count(*) FROM disorder WHERE {own}) < ?6",
-                [(*numbering, first, last, NAMED) for first, last in list(runs)[:NAMED]],
-            )
         return found
 
     def _add_rows(self, channel: str, rows: Mapping[int, int], now: Micros) -> None:
@@ -398,10 +384,8 @@ class Ledger:
         """
         before = self._db.execute("SELECT records, trimmed FROM folded WHERE channel = ?", (channel,)).fetchone()
         total, trimmed = before or (0, 0)
-        (generation, _), last = (
-            generation_and_count(total),
-            max((generation_and_count(one)[0] for one in rows.values()), default=0),
-        )
+        generation, _ = generation_and_count(total)
+        last = max((generation_and_count(one)[0] for one in rows.values()), default=0)
         if last > generation:
             generation, trimmed = last, 0
             begun = "UPDATE folded SET records = ?, trimmed = 0, doubtful = 0 WHERE channel = ?"
