@@ -65,3 +65,12 @@ def test_the_parts_of_runs_within_bounds() -> None:
     runs = Runs([(1, 5), (8, 9), (20, 30)])
     assert runs.between(4, 22) == [(4, 5), (8, 9), (20, 22)]
     assert runs.between(6, 7) == runs.between(31, 40) == []
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_set_without_another(seed: int) -> None:
+    draw = random.Random(seed)
+    some, others = (set(draw.choices(range(-20, 20), k=draw.randrange(30))) for _ in range(2))
+    found = Runs((number, number) for number in some).without(Runs((number, number) for number in others))
+    assert [number for first, last in found for number in range(first, last + 1)] == sorted(some - others)
+    assert found == list(Runs(found))

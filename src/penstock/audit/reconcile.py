@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from penstock.audit.findings import key_text, location_of
 from penstock.audit.judge import Discrepancy, Doubt
@@ -196,13 +196,8 @@ class RecordCheck:
         if self._whole is None:
             return
         for partition, runs in self._whole.rows.items():
-            left = holdings.rows.get(partition, Runs())
-            for first, last in runs:
-                around = Runs([(first - 1, first - 1), (last + 1, last + 1)])
-                for one, other in left.between(first, last):
-                    around.add(one, other)
-                for gap in around.missing():
-                    yield partition, *gap
+            for gap in runs.without(holdings.rows.get(partition, Runs())):
+                yield partition, *gap
 
     def _unexplained(self, holdings: Holdings) -> Iterator[Interval]:
         """Yield offsets without a row whose record was neither refused nor a duplicate, if the channel holds them."""
@@ -274,15 +269,10 @@ def _beyond(holdings: Holdings) -> Iterator[Interval]:
 def _gaps(holdings: Holdings) -> Iterator[Interval]:
     """Yield loaded offsets without a row."""
     for partition, stands in sorted(holdings.stands.items()):
-        at = holdings.since.get(partition, 0)
-        for first, last in holdings.rows.get(partition, Runs()):
-            if first >= stands:
-                break
-            if first > at:
-                yield partition, at, first - 1
-            at = max(at, last + 1)
-        if at < stands:
-            yield partition, at, stands - 1
+        since = holdings.since.get(partition, 0)
+        loaded = Runs([(since, stands - 1)] if since < stands else [])
+        for gap in loaded.without(holdings.rows.get(partition, Runs())):
+            yield partition, *gap
 
 
 def _interval(one: Interval) -> str:
@@ -337,17 +327,99 @@ class Expected(NamedTuple):
     """Hashes of other values that were written with the same version."""
 
 
-class Table:
-    """The expected rows of a table, from the entries of its channel. No I/O.
+_Wrong = Literal["missing", "changed"]
 
-    It keeps the rows that changed last, `most` of them.
+
+class TableCheck:
+    """A table, compared in parts with its channel at the offsets up to which it was filled.
+
+    It keeps the expected rows that changed last, `most` of them.
     """
 
-    def __init__(self, store: TableStore, most: int | None = ROWS) -> None:
-        self._store, self._most = store, most
+    def __init__(
+        self,
+        stage: str,
+        channel: str,
+        store: TableStore,
+        channels: Channels,
+        clock: Clock,
+        writers: Writers | None = None,
+        most: int | None = ROWS,
+    ) -> None:
+        self.stage, self.complete = stage, False
         self.rows: dict[bytes, Expected] = {}
+        self._channel, self._store, self._channels, self._clock = channel, store, channels, clock
+        self._writers, self._most = writers, most
+        self._opened = ExitStack()
+        self._reader: Reader | None = None
+        self._applied: dict[int, int] = {}
+        self._pending: dict[int, deque[Entry]] = {}
+        self._left: list[bytes] = []
+        self._suspected: dict[bytes, _Wrong] = {}
+        self._found: dict[bytes, _Wrong] = {}
 
-    def apply(self, entry: Entry) -> None:
+    def turn(self) -> None:
+        stands, _ = self._store.kept(())
+        if not self._reach(stands):
+            # A store that has lost rows and offsets together is filled again; until then it is not compared.
+            self.complete = self.complete and not any(at > stands.get(part, 0) for part, at in self._applied.items())
+            return
+        again = list(self._suspected.keys() | self._found.keys())[:EACH_TURN]
+        if not self._left:
+            self._left = list(self.rows)
+        size = min(EACH_TURN, max(AT_ONCE, len(self.rows) // TURNS + 1))
+        some, self._left = self._left[:size], self._left[size:]
+        keys = [*again, *(key for key in some if key not in self._suspected and key not in self._found)]
+        for start in range(0, len(keys), AT_ONCE):
+            if not self._compare(keys[start : start + AT_ONCE]):
+                self._left = [*keys[start:], *self._left]
+                return
+        self.complete = self.complete or (not self._left and not self._suspected)
+
+    def discrepancies(self) -> tuple[Discrepancy, ...]:
+        return tuple(self._named("missing", "missing")) + tuple(self._named("changed", "not as in the channel"))
+
+    def _named(self, kind: _Wrong, what: str) -> Iterator[Discrepancy]:
+        if keys := [key for key, wrong in self._found.items() if wrong == kind]:
+            names = tuple(map(self._name, keys[:NAMED]))
+            yield Discrepancy(kind, self.stage, len(keys), _text(self.stage, len(keys), what), names)
+
+    def foreign(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return the keys for which the table has a row, but the channel no record."""
+        stands, rows = self._store.kept(keys)
+        if not self._reach(stands):
+            return []
+        found = zip(keys, rows, strict=True)
+        return [key for key, kept in found if kept.row is not None and key not in self.rows]
+
+    def close(self) -> None:
+        self._opened.close()
+        self._store.close()
+
+    def _name(self, key: bytes) -> str:
+        due = self.rows.get(key)
+        version = "" if due is None or due.version is None else f", version {due.version}"
+        return f"key {key_text(key)}{version}"
+
+    def _compare(self, keys: Sequence[bytes]) -> bool:
+        """Compare these rows; False if the channel could not be read up to the offsets of the store."""
+        stands, rows = self._store.kept(keys)
+        if not self._reach(stands):
+            return False
+        now = self._clock.now()
+        for key, kept in zip(keys, rows, strict=True):
+            wrong = self._wrong(key, kept, now)
+            if wrong is None:
+                self._suspected.pop(key, None)
+                self._found.pop(key, None)
+            elif key in self._found or self._suspected.get(key) == wrong:
+                self._suspected.pop(key, None)
+                self._found[key] = wrong
+            else:
+                self._suspected[key] = wrong
+        return True
+
+    def _apply(self, entry: Entry) -> None:
         """Apply an entry as the store does: a row replaces only an older version, without a version any row."""
         key, version = self._store.key(entry), self._store.version(entry)
         digest = None if entry.value is None else hash(entry.value)
@@ -361,8 +433,8 @@ class Table:
         if self._most is not None and len(self.rows) > self._most:
             del self.rows[next(iter(self.rows))]
 
-    def compare(self, key: bytes, kept: Kept, now: Micros) -> str | None:
-        """Return "missing" or "changed"; None if the row is as expected, or if this is not known."""
+    def _wrong(self, key: bytes, kept: Kept, now: Micros) -> _Wrong | None:
+        """Return what is wrong with a row; None if it is as expected, or if this is not known."""
         due = self.rows.get(key)
         if due is None or self._perishes(due, now):
             return None
@@ -380,101 +452,9 @@ class Table:
             return False
         return due.appended <= 0 or due.appended + ttl // timedelta(microseconds=1) < now + MARGIN
 
-
-class TableCheck:
-    """A table, compared in parts with its channel at the offsets up to which it was filled."""
-
-    def __init__(
-        self,
-        stage: str,
-        channel: str,
-        store: TableStore,
-        channels: Channels,
-        clock: Clock,
-        writers: Writers | None = None,
-        most: int | None = ROWS,
-        each_turn: int = EACH_TURN,
-    ) -> None:
-        self.stage, self.complete = stage, False
-        self._channel, self._store, self._channels, self._clock = channel, store, channels, clock
-        self._writers, self._each_turn = writers, each_turn
-        self.table = Table(store, most)
-        self._opened = ExitStack()
-        self._reader: Reader | None = None
-        self._applied: dict[int, int] = {}
-        self._pending: dict[int, deque[Entry]] = {}
-        self._left: list[bytes] = []
-        self._suspected: dict[bytes, str] = {}
-        self._found: dict[bytes, str] = {}
-
-    def turn(self) -> None:
-        stands, _ = self._store.kept(())
-        if not self._reach(stands, READ):
-            # A store that has lost rows and offsets together is filled again; until then it is not compared.
-            self.complete = self.complete and not any(at > stands.get(part, 0) for part, at in self._applied.items())
-            return
-        again = list(self._suspected.keys() | self._found.keys())[: self._each_turn]
-        if not self._left:
-            self._left = list(self.table.rows)
-        size = min(self._each_turn, max(AT_ONCE, len(self.table.rows) // TURNS + 1))
-        some, self._left = self._left[:size], self._left[size:]
-        keys = [*again, *(key for key in some if key not in self._suspected and key not in self._found)]
-        for start in range(0, len(keys), AT_ONCE):
-            if not self._compare(keys[start : start + AT_ONCE]):
-                self._left = [*keys[start:], *self._left]
-                return
-        self.complete = self.complete or (not self._left and not self._suspected)
-
-    def discrepancies(self) -> tuple[Discrepancy, ...]:
-        made = []
-        for kind, what in (("missing", "missing"), ("changed", "not as in the channel")):
-            keys = [key for key, wrong in self._found.items() if wrong == kind]
-            if keys:
-                names = tuple(self._name(key) for key in keys[:NAMED])
-                text = _text(self.stage, len(keys), what)
-                made.append(
-                    Discrepancy("missing" if kind == "missing" else "changed", self.stage, len(keys), text, names)
-                )
-        return tuple(made)
-
-    def foreign(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return the keys for which the table has a row, but the channel no record."""
-        stands, rows = self._store.kept(keys)
-        if not self._reach(stands, READ):
-            return []
-        found = zip(keys, rows, strict=True)
-        return [key for key, kept in found if kept.row is not None and key not in self.table.rows]
-
-    def close(self) -> None:
-        self._opened.close()
-        self._store.close()
-
-    def _name(self, key: bytes) -> str:
-        due = self.table.rows.get(key)
-        version = "" if due is None or due.version is None else f", version {due.version}"
-        return f"key {key_text(key)}{version}"
-
-    def _compare(self, keys: Sequence[bytes]) -> bool:
-        """Compare these rows; False if the channel could not be read up to the offsets of the store."""
-        stands, rows = self._store.kept(keys)
-        if not self._reach(stands, READ):
-            return False
-        now = self._clock.now()
-        for key, kept in zip(keys, rows, strict=True):
-            wrong = self.table.compare(key, kept, now)
-            if wrong is None:
-                self._suspected.pop(key, None)
-                self._found.pop(key, None)
-            elif key in self._found or self._suspected.get(key) == wrong:
-                self._suspected.pop(key, None)
-                self._found[key] = wrong
-            else:
-                self._suspected[key] = wrong
-        return True
-
-    def _reach(self, stands: Offsets, most: int) -> bool:
+    def _reach(self, stands: Offsets) -> bool:
         """Apply the channel up to exactly these offsets. False if that takes longer, or they are already passed."""
-        reader = self._reader or self._open()
+        reader, most = self._reader or self._open(), READ
         self._take(stands)
         while most > 0 and any(self._applied.get(at, 0) < end for at, end in stands.items()):
             entries = reader.read(min(AT_ONCE * 10, most), 0.5)
@@ -494,7 +474,7 @@ class TableCheck:
         for partition, end in stands.items():
             pending = self._pending.get(partition, deque())
             while pending and pending[0].offset < end:
-                self.table.apply(pending.popleft())
+                self._apply(pending.popleft())
             at = end if pending else min(end, reached.get(partition, 0))
             self._applied[partition] = max(at, self._applied.get(partition, 0))
 
@@ -514,56 +494,66 @@ class TableCheck:
 
 
 @dataclass
+class _Slot:
+    """A check of the reconciler: opened when first needed, and its last results."""
+
+    stage: str
+    make: Callable[[], Check]
+    check: Check | None = None
+    failing: tuple[float, str] | None = None
+    """Since when it cannot be compared, and why."""
+    found: tuple[Discrepancy, ...] = ()
+
+
 class Reconciler:
     """The checks of a pipeline, run in turns. One thread calls `turn`; any thread may read the results."""
 
-    checks: Sequence[Callable[[], Check]]
-    stages: Sequence[str]
-    elapsed: Callable[[], float] = time.monotonic
-    _open: dict[int, Check] = field(default_factory=dict)
-    _failing: dict[int, tuple[float, str]] = field(default_factory=dict)
-    _found: dict[int, tuple[Discrepancy, ...]] = field(default_factory=dict)
-    discrepancies: tuple[Discrepancy, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        checks: Sequence[Callable[[], Check]],
+        stages: Sequence[str],
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._slots = [_Slot(stage, check) for stage, check in zip(stages, checks, strict=True)]
+        self._elapsed = elapsed
+        self.discrepancies: tuple[Discrepancy, ...] = ()
+        self.doubts: tuple[Doubt, ...] = ()
         self._publish()
 
     def turn(self) -> None:
         """Run one turn of each check. A store that cannot be read does not stop the other checks."""
-        for number, check in enumerate(self.checks):
+        for slot in self._slots:
             try:
-                if number not in self._open:
-                    self._open[number] = check()
+                check = slot.check = slot.check or slot.make()
                 try:
-                    self._open[number].turn()
+                    check.turn()
                 finally:
-                    self._found[number] = self._open[number].discrepancies()
-                self._failing.pop(number, None)
+                    slot.found = check.discrepancies()
+                slot.failing = None
             except Exception as error:  # Only this store is not compared.
                 if not isinstance(error, PenstockError):
-                    log.exception("%s cannot be compared", self.stages[number])
-                since, _ = self._failing.get(number, (self.elapsed(), ""))
-                self._failing[number] = (since, str(error))
-                if isinstance(error, Unaccounted) and (failed := self._open.pop(number, None)) is not None:
+                    log.exception("%s cannot be compared", slot.stage)
+                slot.failing = slot.failing[0] if slot.failing else self._elapsed(), str(error)
+                if isinstance(error, Unaccounted) and slot.check is not None:
                     # The channel has removed the next entries: it is read again from its beginning.
-                    failed.close()
-                    self._found.pop(number, None)
+                    slot.check.close()
+                    slot.check, slot.found = None, ()
         self._publish()
 
     def close(self) -> None:
-        for check in self._open.values():
-            check.close()
+        for slot in self._slots:
+            if slot.check is not None:
+                slot.check.close()
 
     def _publish(self) -> None:
         doubts = []
-        for number, stage in enumerate(self.stages):
-            check, failing = self._open.get(number), self._failing.get(number)
-            if failing is not None and self.elapsed() - failing[0] > TIMEOUT:
-                doubts.append(_doubt(stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
-            elif check is None or not check.complete:
-                doubts.append(_doubt(stage, f"{stage} is not yet compared with its channel"))
-        self.discrepancies = tuple(one for some in self._found.values() for one in some)
+        for slot in self._slots:
+            if slot.failing is not None and self._elapsed() - slot.failing[0] > TIMEOUT:
+                text = f"{slot.stage} cannot be compared with its channel: {slot.failing[1]}"
+                doubts.append(_doubt(slot.stage, text))
+            elif slot.check is None or not slot.check.complete:
+                doubts.append(_doubt(slot.stage, f"{slot.stage} is not yet compared with its channel"))
+        self.discrepancies = tuple(one for slot in self._slots for one in slot.found)
         self.doubts = tuple(doubts)
 
 

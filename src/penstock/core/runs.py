@@ -49,6 +49,14 @@ class Runs:
         some = zip(self._firsts[low:high], self._lasts[low:high], strict=True)
         return [(max(one, first), min(other, last)) for one, other in some]
 
+    def without(self, other: "Runs") -> list[tuple[int, int]]:
+        """The ranges of this set that are not in the other."""
+        found = []
+        for first, last in self:
+            # With the numbers before and after the range, the gaps between them are what the other lacks.
+            found += Runs([(first - 1, first - 1), *other.between(first, last), (last + 1, last + 1)]).missing()
+        return found
+
     @property
     def first(self) -> int | None:
         return self._firsts[0] if self._firsts else None

@@ -1,10 +1,10 @@
 """The deep audit: all rows, versions and values of stores and results, compared once with the channels."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
@@ -50,24 +50,29 @@ class Deep:
     say: Say = lambda _: None
     clock: Clock = field(default_factory=SystemClock)
     start: Callable[[], AbstractContextManager[Engine]] | None = None
-    """Starts Spark; None: as the analysis does."""
+    """Starts Spark, when first needed; None: as the analysis does."""
     discrepancies: list[Discrepancy] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
+    _opened: ExitStack = field(default_factory=ExitStack)
 
     def run(self) -> None:
         """Compare all stores and results. One that cannot be compared is a doubt."""
         channels = self.config.bind()
-        with ExitStack() as stack:
-            start = self.start or partial(engine, self.description, self.config, None)
-            spark = _Spark(start, self.say, stack)
+        with self._opened:
             for channel in self.description.channels.values():
                 if channel.result_of:
                     with self._checking(f"channel:{channel.name}"):
                         self._result(channels, channel.name)
             for spec in self.description.stores:
                 with self._checking(store_node(spec.url, spec.channel)):
-                    self._store(channels, spec, spark)
+                    self._store(channels, spec)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        self.say("starting Spark, to validate the records again")
+        start = self.start or partial(engine, self.description, self.config, None)
+        return self._opened.enter_context(start())
 
     @contextmanager
     def _checking(self, stage: str) -> Iterator[None]:
@@ -96,7 +101,7 @@ class Deep:
             names = tuple(one.name for one in found.forged_rows)
             self.discrepancies.append(Discrepancy("forged", f"channel:{channel}", count, text, names))
 
-    def _store(self, channels: Channels, spec: StoreSpec, spark: "_Spark") -> None:
+    def _store(self, channels: Channels, spec: StoreSpec) -> None:
         stage = store_node(spec.url, spec.channel)
         check = make_check(spec, self.description, self.config, channels, self.clock, most=None)
         if isinstance(check, RecordCheck):
@@ -106,11 +111,11 @@ class Deep:
             progress = _Progress(self.say, stage.replace(":", " "))
             since, reached = time.monotonic(), -1
             # A difference counts when it is seen twice: so each store is compared twice.
-            turns = 2
-            while turns or not check.complete:
+            turns = 0
+            while turns < 2 or not check.complete:
                 check.turn()
-                turns = max(0, turns - 1)
-                done = len(check.table.rows) if isinstance(check, TableCheck) else 0
+                turns += 1
+                done = len(check.rows) if isinstance(check, TableCheck) else 0
                 progress(done)
                 if done != reached or check.complete:
                     since, reached = time.monotonic(), done
@@ -119,10 +124,10 @@ class Deep:
                     return
             self.discrepancies += check.discrepancies()
             if isinstance(check, TableCheck):
-                progress.end(len(check.table.rows))
+                progress.end(len(check.rows))
                 self._foreign(stage, check, spec, channels)
             elif isinstance(check, RecordCheck):
-                self._values(stage, spec, channels, spark)
+                self._values(stage, spec, channels)
         finally:
             check.close()
 
@@ -135,19 +140,16 @@ class Deep:
             return
         description = make_store(spec, self.description, self.config)
         assert not isinstance(description, LakeStore)
-        store = description.open()
-        try:
+        with closing(description.open()) as store:
             keys = [one.key for one in store.rows() if one.key is not None]
-        finally:
-            store.close()
-        strange = [key for key in keys if key not in check.table.rows]
+        strange = [key for key in keys if key not in check.rows]
         found = [key for at in range(0, len(strange), AT_ONCE) for key in check.foreign(strange[at : at + AT_ONCE])]
         if found:
             names = tuple(f"key {key.decode(errors='replace')}" for key in found[:NAMED])
             text = f"{stage}: {len(found):,} rows have no record in {spec.channel}"
             self.discrepancies.append(Discrepancy("forged", stage, len(found), text, names))
 
-    def _values(self, stage: str, spec: StoreSpec, channels: Channels, spark: "_Spark") -> None:
+    def _values(self, stage: str, spec: StoreSpec, channels: Channels) -> None:
         """Compare the values of a lake's rows with those of the records."""
         store = make_store(spec, self.description, self.config)
         assert isinstance(store, LakeStore)
@@ -163,7 +165,7 @@ class Deep:
             for first in range(start, min(stands, end), _CHUNK):
                 last = min(first + _CHUNK, stands, end)
                 rows = _rows(store, partition, first, last)
-                due = _due(store, channels, spark if typed_rows else None, partition, first, last)
+                due = _due(store, channels, self._engine if typed_rows else None, partition, first, last)
                 changed += (
                     f"partition {partition}, offset {offset}: {_differing(row, due[offset])}"
                     for offset, row in rows.items()
@@ -191,16 +193,16 @@ def _rows(store: LakeStore, partition: int, first: int, last: int) -> dict[int, 
 
 
 def _due(
-    store: LakeStore, channels: Channels, spark: "_Spark | None", partition: int, first: int, last: int
+    store: LakeStore, channels: Channels, spark: Engine | None, partition: int, first: int, last: int
 ) -> dict[int, Row]:
     """Return the expected rows, by offset, from the records; without Spark as raw values."""
     if spark is None:
         entries = scan(channels, store.channel, {partition: first}, {partition: (first, last)})
         return {entry.offset: _raw(entry, store.keyed) for entry in entries}
-    shape = spark.engine.shapes[store.channel]
+    shape = spark.shapes[store.channel]
     # The range of the other partitions is empty.
     ends = {at: end for at, (_, end) in channels.bounds(store.channel).items()}
-    raw = spark.engine.batch(store.channel, {**ends, partition: last}, {**ends, partition: first})
+    raw = spark.batch(store.channel, {**ends, partition: last}, {**ends, partition: first})
     names = schema_of(shape).names
     added = {"_key": "_key", "_deleted": "_deleted"} if store.keyed else {}
     table = (
@@ -224,21 +226,6 @@ def _raw(entry: Entry, keyed: bool) -> Row:
 def _differing(row: Row, due: Row) -> str:
     names: Sequence[str] = [name for name in row if row[name] != due.get(name)]
     return ", ".join(f"{name} is {str(row[name])[:60]}, not {str(due.get(name))[:60]}" for name in names[:3])
-
-
-class _Spark:
-    """Spark, started when first needed."""
-
-    def __init__(self, start: Callable[[], AbstractContextManager[Engine]], say: Say, stack: ExitStack) -> None:
-        self._start, self._say, self._stack = start, say, stack
-        self._started: Engine | None = None
-
-    @property
-    def engine(self) -> Engine:
-        if self._started is None:
-            self._say("starting Spark, to validate the records again")
-            self._started = self._stack.enter_context(self._start())
-        return self._started
 
 
 class _Progress:
@@ -295,17 +282,6 @@ def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
             continue
         dead = content.runs.get((f"{channel}.dead", sender, epoch), ())
         there = Runs([*stored.get((sender, epoch), ()), *((run.first, run.last) for run in dead)])
-        due = ((run.first, run.last) for run in runs)
-        found += (Gap(sender, epoch, first, last) for first, last in _without(due, there))
+        due = Runs((run.first, run.last) for run in runs)
+        found += (Gap(sender, epoch, first, last) for first, last in due.without(there))
     return tuple(found)
-
-
-def _without(some: Iterable[tuple[int, int]], others: Runs) -> Iterable[tuple[int, int]]:
-    """Return the parts of some runs that are not in others."""
-    for first, last in some:
-        # With a number added before and after the run, the missing ones between them are not in the others.
-        around = Runs([(first - 1, first - 1), (last + 1, last + 1)])
-        for one, other in others:
-            if one <= last and other >= first:
-                around.add(max(one, first), min(other, last))
-        yield from around.missing()
