@@ -28,7 +28,8 @@ def test_nothing_has_to_be_set(tmp_path: Path) -> None:
     [
         ("engine", "java", "'auto', 'python' or 'spark'"),
         ("behind", "0", "greater than or equal to 1"),
-        ("silent_after", "0 s", "more than zero"),
+        ("silent_after", "0 s", "greater than 0 seconds"),
+        ("grace", "-1 s", "not a duration"),
         ("stalled_after", "soon", "not a duration"),
         ("refused_share", "5", "less than or equal to 1"),
         ("refused_share", "nan", "finite number"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.audit import tampering
 from penstock.audit.account import Outcome
-from penstock.audit.content import ChannelCounts, Content, Numbered, Run
+from penstock.audit.content import ChannelCounts, Content, Numbered, Run, size
 from penstock.audit.findings import Kind, Numbering, Span, Watched, as_delay, shed_from
 from penstock.audit.hops import Gap, Hop, hops, paths, without_account
 from penstock.audit.judge import Discrepancy, Doubt, Report, Verdict, unique, verdict_of
@@ -302,8 +302,7 @@ def _channel(
     shed = _runs(shed_from(channel), content) if source else {}
     kept = {who: _merged([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
     there = {who: _merged([*kept.get(who, ()), *shed.get(who, ())]) for who in {*kept, *shed}}
-    due = list(_due(there, claims, settled)) if source else []
-    jumps = list(_jumps(there, claims, settled)) if source else []
+    due, jumps = _due(there, claims, settled) if source else ([], [])
     gaps = tuple(gap for gap, missing in due if missing)
     distinct, missing, note = _size(there), sum(gap.size for gap in gaps), ""
     if watched.compacted:
@@ -358,7 +357,7 @@ def _senders(
             first=seen[0].first if seen else None,
             last=seen[-1].last if seen else None,
             records=one.records,
-            distinct=_span(seen),
+            distinct=size(seen),
             duplicates=_doubled(one, runs.get(who, ())),
             missing=missing[who],
             reordered=one.disorder,
@@ -376,7 +375,7 @@ def _outdated(channel: str, content: Content) -> int:
 
 def _doubled(one: Numbered, runs: Sequence[Run]) -> int:
     """A redriven dead letter is not a duplicate."""
-    return max(0, one.records - one.redriven - _span(runs))
+    return max(0, one.records - one.redriven - size(runs))
 
 
 def _latency(span: Span) -> dict[str, float]:
@@ -389,11 +388,7 @@ def _runs(channel: str, content: Content) -> dict[tuple[str, int], Sequence[Run]
 
 
 def _size(seen: Seen) -> int:
-    return sum(_span(runs) for runs in seen.values())
-
-
-def _span(runs: Iterable[Run]) -> int:
-    return sum(run.last - run.first + 1 for run in runs)
+    return sum(size(runs) for runs in seen.values())
 
 
 def _merged(runs: Iterable[Run]) -> list[Run]:
@@ -408,35 +403,32 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
     return merged
 
 
-def _due(runs: Seen, claims: Claims, settled: Micros) -> Iterable[tuple[Gap, bool]]:
-    """Find the ranges that have not arrived; True if they are overdue. The numbers that a jump skips are not due."""
-    for sender, epoch in sorted({*runs, *claims}):
-        seen, claimed = runs.get((sender, epoch), ()), claims.get((sender, epoch), ())
+def _due(runs: Seen, claims: Claims, settled: Micros) -> tuple[list[tuple[Gap, bool]], list[Jump]]:
+    """Find the ranges that have not arrived (True if they are overdue), and the jumps: what they skip is not due."""
+    due, jumps = list[tuple[Gap, bool]](), list[Jump]()
+    for who in sorted({*runs, *claims}):
+        seen, claimed = runs.get(who, ()), claims.get(who, ())
         for before, after in pairwise(seen):
+            overdue = after.noticed <= settled
             if not _is_jump(before.last, after.first):
-                yield Gap(sender, epoch, before.last + 1, after.first - 1), after.noticed <= settled
-        for last in _ends(seen, claimed):
-            near = [(seq, at) for seq, at in claimed if last < seq and not _is_jump(last, seq)]
-            overdue = max([last, *(seq for seq, at in near if at <= settled)])
-            newest = max([overdue, *(seq for seq, _ in near)])
-            if overdue > last:
-                yield Gap(sender, epoch, last + 1, overdue), True
-            if newest > overdue:
-                yield Gap(sender, epoch, overdue + 1, newest), False
-
-
-def _jumps(runs: Seen, claims: Claims, settled: Micros) -> Iterator[Jump]:
-    for sender, epoch in sorted({*runs, *claims}):
-        seen, claimed = runs.get((sender, epoch), ()), claims.get((sender, epoch), ())
-        for before, after in pairwise(seen):
-            if _is_jump(before.last, after.first) and after.noticed <= settled:
-                yield Jump(sender, epoch, before.last, after.first)
+                due.append((Gap(*who, before.last + 1, after.first - 1), overdue))
+            elif overdue:
+                jumps.append(Jump(*who, before.last, after.first))
         ends = _ends(seen, claimed)
+        for last in ends:
+            near = [(seq, at) for seq, at in claimed if last < seq and not _is_jump(last, seq)]
+            settled_end = max([last, *(seq for seq, at in near if at <= settled)])
+            newest = max([settled_end, *(seq for seq, _ in near)])
+            if settled_end > last:
+                due.append((Gap(*who, last + 1, settled_end), True))
+            if newest > settled_end:
+                due.append((Gap(*who, settled_end + 1, newest), False))
         for seq, at in claimed:
-            before_it = max((last for last in ends if last < seq), default=None)
+            last_before = max((last for last in ends if last < seq), default=seq)
             inside = any(run.first <= seq <= run.last for run in seen)
-            if before_it is not None and not inside and _is_jump(before_it, seq) and at <= settled:
-                yield Jump(sender, epoch, before_it, seq)
+            if not inside and _is_jump(last_before, seq) and at <= settled:
+                jumps.append(Jump(*who, last_before, seq))
+    return due, jumps
 
 
 def _is_jump(before: int, after: int) -> bool:

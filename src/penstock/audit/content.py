@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.audit.account import Account
@@ -22,6 +22,11 @@ class Run:
     first: int
     last: int
     noticed: Micros
+
+
+def size(runs: Iterable[Run]) -> int:
+    """Return how many numbers these runs have."""
+    return sum(run.last - run.first + 1 for run in runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,15 +240,10 @@ def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> N
 def _under_way(found: Findings, numbering: Numbering, micros: Micros, appended: Micros) -> None:
     # A difference with an invented time must fit into 64 bits.
     micros = max(-_LONGEST, min(_LONGEST, micros))
-    span = found.spans.get(numbering)
-    if span is None:
-        found.spans[numbering] = Span(1, micros, micros, micros, appended)
-        return
-    span.count += 1
-    span.least = min(span.least, micros)
-    span.total += micros
-    span.most = max(span.most, micros)
-    span.newest = max(span.newest, appended)
+    one = Span(1, micros, micros, micros, appended)
+    before = found.spans.setdefault(numbering, one)
+    if before is not one:
+        before.merge(one)
 
 
 def _row(found: Findings, entry: Entry, values: Mapping[str, bytes]) -> None:

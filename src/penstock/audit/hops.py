@@ -4,11 +4,11 @@ The account of a stage contains how far it has read a channel, the number of rec
 counts the same channel. The two must add up: due = the sum of the outcomes + in flight + missing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.content import ChannelCounts, Content, Run
+from penstock.audit.content import ChannelCounts, Content, size
 from penstock.audit.findings import Kind
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.core.contracts import Offsets
@@ -287,14 +287,10 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
         if _compacted(content, channel) or content.counts.get(channel, ChannelCounts()).without_identity:
             return "some of its records have no number"
         if any(
-            one.records > _count(content.runs.get(of, ())) for of, one in content.numbered.items() if of[0] == channel
+            one.records > size(content.runs.get(of, ())) for of, one in content.numbered.items() if of[0] == channel
         ):
             return "its channel holds some records twice"
-    return sum(_count(runs) for (name, _, _), runs in content.runs.items() if name == into)
-
-
-def _count(runs: Iterable[Run]) -> int:
-    return sum(run.last - run.first + 1 for run in runs)
+    return sum(size(runs) for (name, _, _), runs in content.runs.items() if name == into)
 
 
 def _distance(start: Offsets, end: Offsets) -> int:

@@ -24,17 +24,10 @@ class PartitionLag:
 
     location: ChannelPartition
     committed: int | None
-    bounds: tuple[int, int] | None
-    """None if the channel no longer exists."""
+    first: int | None
+    """First and end are None if the channel no longer exists."""
+    end: int | None
     member: str | None
-
-    @property
-    def first(self) -> int | None:
-        return self.bounds and self.bounds[0]
-
-    @property
-    def end(self) -> int | None:
-        return self.bounds and self.bounds[1]
 
     @property
     def lag(self) -> int | None:
@@ -66,9 +59,18 @@ class GroupLag:
         """`only`: these channels alone."""
         holder = {partition: member for member, partitions in group.members.items() for partition in partitions}
         partitions = {*holder, *group.committed}
-        bounds = dict(_bounds(channels, {channel for channel, _ in partitions}))
+        bounds = {
+            (name, partition): both
+            for name in {channel for channel, _ in partitions}.intersection(channels.names())
+            for partition, both in channels.bounds(name).items()
+        }
         rows = [
-            PartitionLag(partition, group.committed.get(partition), bounds.get(partition), holder.get(partition))
+            PartitionLag(
+                partition,
+                group.committed.get(partition),
+                *bounds.get(partition, (None, None)),
+                holder.get(partition),
+            )
             for partition in sorted({*partitions, *bounds})
             if not only or partition[0] in only
         ]
@@ -77,13 +79,6 @@ class GroupLag:
     @property
     def lag(self) -> int:
         return sum(row.lag or 0 for row in self.rows)
-
-
-def _bounds(channels: Channels, names: Collection[str]) -> Iterator[tuple[ChannelPartition, tuple[int, int]]]:
-    existing = channels.names()
-    for name in names:
-        if name in existing:
-            yield from (((name, partition), both) for partition, both in channels.bounds(name).items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,21 +18,28 @@ class AuditSettings(Section):
     )
     behind: int = Field(200_000, ge=1, description="number of entries behind from which auto uses Spark")
     grace: Duration = Field(
-        timedelta(seconds=10), description="how long a record that is due is in flight before it is missing"
+        timedelta(seconds=10),
+        ge=timedelta(0),
+        description="how long a record that is due is in flight before it is missing",
     )
     silent_after: Duration = Field(
-        timedelta(seconds=60), description="a sender is silent if others sent for this long, and it did not"
+        timedelta(seconds=60),
+        gt=timedelta(0),
+        description="a sender is silent if others sent for this long, and it did not",
     )
     gone_after: Duration = Field(
         timedelta(days=1),
+        gt=timedelta(0),
         description="a sender or process that was silent for longer has left, and its alarm ends",
     )
     away_after: Duration = Field(
         timedelta(seconds=10),
+        gt=timedelta(0),
         description="a process that sends no report for this long is away: the verdict is not known",
     )
     stale_after: Duration = Field(
         timedelta(seconds=20),
+        gt=timedelta(0),
         description="the verdict is not known if records wait for a stage and its account does not change this long",
     )
     stalled_after: Duration = Field(
@@ -40,6 +47,7 @@ class AuditSettings(Section):
     )
     event_time_off: Duration = Field(
         timedelta(days=365),
+        gt=timedelta(0),
         description="event times further than this from the time of reading are an alarm: a wrong unit?",
     )
     refused_share: float = Field(
@@ -60,27 +68,6 @@ class AuditSettings(Section):
     secret: SecretStr = Field(
         SecretStr(""), description="signs what is posted, as Standard Webhooks do; whsec_ and base64, or any text"
     )
-
-    @field_validator(
-        "silent_after",
-        "gone_after",
-        "away_after",
-        "stale_after",
-        "stalled_after",
-        "event_time_off",
-    )
-    @classmethod
-    def _more_than_nothing(cls, value: timedelta) -> timedelta:
-        if value <= timedelta(0):
-            raise ValueError("it must be more than zero")
-        return value
-
-    @field_validator("grace")
-    @classmethod
-    def _not_negative(cls, value: timedelta) -> timedelta:
-        if value < timedelta(0):
-            raise ValueError("it must not be negative")
-        return value
 
     @field_validator("webhook")
     @classmethod

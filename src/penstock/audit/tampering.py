@@ -1,7 +1,7 @@
 """Changes of channels after they were counted: records removed before their retention ended, forged rows."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import groupby
 
@@ -13,6 +13,7 @@ from penstock.audit.ledger import Ledger
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Unaccounted
+from penstock.core.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Losses:
         A channel without retention loses no record. One with a retention time removes older records; if a removed
         record is known to be younger, it is lost. One with a retention in bytes may remove any: it is not checked.
         """
-        now, begins, counted = self._clock.now(), self._ledger.begins(), self._ledger.positions()
+        now, begins, read_to = self._clock.now(), self._ledger.begins(), self._ledger.positions()
         bounds = {name: self._channels.bounds(name) for name in names}
         moved = {
             name: {at: first for at, (first, _) in bounds[name].items() if first > begins.get(name, {}).get(at, first)}
@@ -46,9 +47,13 @@ class Losses:
         for name, firsts in moved.items():
             topic = self._channels.topic(name) if firsts else Topic(name)
             for partition, first in firsts.items():
-                before, gone = begins[name][partition], min(first, counted.get(name, {}).get(partition, 0))
+                before, gone = begins[name][partition], min(first, read_to.get(name, {}).get(partition, 0))
                 if gone > before and (until := self._too_early(topic, partition, gone - 1, now)) is not None:
-                    unread = tuple(stage for stage, at in _positions(readers(), name, partition) if at < gone)
+                    unread = tuple(
+                        stage
+                        for stage, read in readers().items()
+                        if name in read and read[name].get(partition, 0) < gone
+                    )
                     lost.append(Lost(name, partition, before, gone - 1, until or None, unread))
                     log.warning("%s", _text(name, lost[-1:]))
         # Each write syncs the disk: once in a minute, unless something is new.
@@ -101,7 +106,7 @@ def discrepancies(content: Content) -> Iterator[Discrepancy]:
         if not rows or watched is None:
             continue
         query = " ".join(watched.fed_by).removeprefix("query:")
-        text = f"{channel} holds {_count(rows, 'row')} that query {query} has not written"
+        text = f"{channel} holds {counted(rows, 'row')} that query {query} has not written"
         examples = tuple(one.name for one in content.forged_rows if one.channel == channel)[:NAMED]
         yield Discrepancy("forged", f"channel:{channel}", rows, text, examples)
     for channel, some in groupby(sorted(content.lost, key=lambda one: one.channel), lambda one: one.channel):
@@ -116,15 +121,4 @@ def _text(channel: str, ranges: Sequence[Lost]) -> str:
     size = sum(one.size for one in ranges)
     stages = sorted({stage for one in ranges for stage in one.unread})
     read = f"not read by {', '.join(stages)}" if stages else "every stage had read them"
-    return f"{channel} has lost {_count(size, 'record')} that were counted, before the retention ended; {read}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _positions(readers: Readers, channel: str, partition: int) -> Iterator[tuple[str, int]]:
-    for stage, read in readers.items():
-        positions: Mapping[int, int] | None = read.get(channel)
-        if positions is not None:
-            yield stage, positions.get(partition, 0)
+    return f"{channel} has lost {counted(size, 'record')} that were counted, before the retention ended; {read}"

@@ -5,9 +5,10 @@ token was written by something else. Rows before the first announcement are not 
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets
@@ -43,21 +44,19 @@ class Writer:
         return PREFIX + f"{self.channel}:{self.token}".encode()
 
     def dumps(self) -> bytes:
-        document = {"query": self.query, "generation": self.generation, "topic": self.topic, "since": self.since}
-        return json.dumps(document).encode()
+        return _JSON.dump_json(self, exclude={"channel", "token"})
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> "Writer | None":
         """Parse an announcement; None if it cannot be parsed."""
         try:
             channel, _, token = key.removeprefix(PREFIX).decode().rpartition(":")
-            document: Mapping[str, Any] = json.loads(value)
-            since = {int(partition): int(offset) for partition, offset in document["since"].items()}
-            return cls(
-                channel, token, str(document["query"]), int(document["generation"]), str(document["topic"]), since
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return _JSON.validate_python({**json.loads(value), "channel": channel, "token": token})
+        except (ValueError, TypeError, RecursionError):
             return None
+
+
+_JSON = TypeAdapter(Writer)
 
 
 class WriterTokens:
