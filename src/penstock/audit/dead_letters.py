@@ -44,10 +44,6 @@ class _Letter(NamedTuple):
     offset: int
     """Of the record that it is about."""
 
-    @property
-    def name(self) -> str:
-        return _name(self.entry)
-
 
 @dataclass
 class _Counted:
@@ -59,6 +55,10 @@ class _Counted:
     at: Micros
     later: deque[tuple[float, Offsets, int]] = field(default_factory=deque)
     """Its accounts of the last minutes: when, up to where, and how many it had refused."""
+
+
+_Found = dict[int, dict[int, Micros]]
+"""By partition and offset of a record: when its first dead letter was appended."""
 
 
 class DeadLetterCheck:
@@ -77,9 +77,9 @@ class DeadLetterCheck:
         self._accounts, self._clock = accounts, clock
         self._opened = ExitStack()
         self._reader: Reader | None = None
-        self._letters: dict[int, dict[int, Micros]] = {}
-        """By partition and offset of the record: when its first dead letter was appended. Of refused records."""
-        self._excluded: dict[int, set[int]] = {}
+        self._letters: _Found = {}
+        """Of refused records."""
+        self._excluded: _Found = {}
         self._waiting: deque[_Letter] = deque(maxlen=COMPARED)
         self._forged: dict[tuple[int, int], str] = {}
         self._counted: dict[str, _Counted] = {}
@@ -118,13 +118,12 @@ class DeadLetterCheck:
             self._forge(entry)
             return
         _, partition, offset = location
-        if not headers["reason"].startswith(tuple(kind.encode() for kind in IN_CHANNEL)):
-            self._letters.setdefault(partition, {}).setdefault(offset, entry.appended)
-        elif "query" not in headers:
+        excluded = headers["reason"].startswith(tuple(kind.encode() for kind in IN_CHANNEL))
+        if excluded and "query" not in headers:
             self._forge(entry)
             return
-        else:
-            self._excluded.setdefault(partition, set()).add(offset)
+        found = self._excluded if excluded else self._letters
+        found.setdefault(partition, {}).setdefault(offset, entry.appended)
         self._waiting.append(_Letter(entry, partition, offset))
 
     def _forge(self, entry: Entry) -> None:
@@ -196,26 +195,14 @@ class DeadLetterCheck:
             if self._clock.elapsed() - at < SETTLES:
                 continue
             refused -= counted.refused
-            if (more := self._written(counted.since, until, counted.at) - refused) > 0:
+            if (more := _within(self._letters, counted.since, until, counted.at) - refused) > 0:
                 text = f"{self._dead} holds {more:,} dead letters more than {stage} has refused records"
                 yield Discrepancy("forged", self.stage, more, text)
-            excluded = sum(
-                counted.since.get(partition, 0) <= offset < until.get(partition, 0)
-                for partition, some in self._excluded.items()
-                for offset in some
-            )
-            unwritten = refused - self._written(counted.since, until) - excluded
+            written = _within(self._letters, counted.since, until) + _within(self._excluded, counted.since, until)
+            unwritten = refused - written
             if unwritten > 0 and not self._behind(until):
                 text = f"{stage} has refused {unwritten:,} records that have no dead letter in {self._dead}"
                 yield Discrepancy("missing", self.stage, unwritten, text)
-
-    def _written(self, since: Offsets, until: Offsets, after: Micros = 0) -> int:
-        """How many records within these offsets have a dead letter; only letters that were appended after a time."""
-        return sum(
-            since.get(partition, 0) <= offset < until.get(partition, 0) and appended >= after
-            for partition, offsets in self._letters.items()
-            for offset, appended in offsets.items()
-        )
 
     def _behind(self, until: Offsets) -> bool:
         """Whether the newest dead letters are about older records: Spark has not validated up to these offsets yet."""
@@ -224,6 +211,15 @@ class DeadLetterCheck:
         return any(
             appended >= recent and offset < until.get(partition, 0) for partition, (offset, appended) in newest.items()
         )
+
+
+def _within(letters: _Found, since: Offsets, until: Offsets, after: Micros = 0) -> int:
+    """How many records within these offsets have a dead letter; only letters that were appended after a time."""
+    return sum(
+        since.get(partition, 0) <= offset < until.get(partition, 0) and appended >= after
+        for partition, offsets in letters.items()
+        for offset, appended in offsets.items()
+    )
 
 
 def _newer(record: Entry, letter: Entry) -> bool:

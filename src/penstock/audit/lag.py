@@ -122,25 +122,15 @@ class Retention:
                 old = self._clock.now() - round(keep.total_seconds() * self._share * 1e6)
                 young = self._channels.since(channel, old)
             for reader, read in readers.items():
-                if channel in read:
-                    yield from self._judged(reader, channel, read[channel], bounds, young, keep)
-
-    def _judged(
-        self,
-        reader: str,
-        channel: str,
-        positions: Offsets,
-        bounds: Mapping[int, tuple[int, int]],
-        young: Offsets,
-        keep: timedelta | None,
-    ) -> Iterator[Endangered]:
-        lost = sum(gone(positions, bounds).values())
-        starts = {partition: max(low, positions.get(partition, low)) for partition, (low, _) in bounds.items()}
-        old = {partition: start for partition, start in starts.items() if start < young.get(partition, 0)}
-        if lost or old:
-            unread = sum(young[partition] - start for partition, start in old.items())
-            left = self._left(channel, old, keep) if old and keep is not None else None
-            yield Endangered(reader, channel, unread, left, lost)
+                if channel not in read:
+                    continue
+                lost = sum(gone(read[channel], bounds).values())
+                starts = {at: max(low, read[channel].get(at, low)) for at, (low, _) in bounds.items()}
+                expiring = {at: start for at, start in starts.items() if start < young.get(at, 0)}
+                if lost or expiring:
+                    unread = sum(young[at] - start for at, start in expiring.items())
+                    left = self._left(channel, expiring, keep) if expiring and keep is not None else None
+                    yield Endangered(reader, channel, unread, left, lost)
 
     def _left(self, channel: str, starts: Offsets, keep: timedelta) -> float | None:
         oldest = None

@@ -55,13 +55,19 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
+def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in names:
+        table.add_column(title, overflow="fold")
+    for title in figures:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
 def _sheet(title: str, hops: Sequence[Hop]) -> Table:
     """Return a line for each hop: the due records and their outcomes. Each line adds up."""
     outcomes = [one for one in Outcome if one in _ALWAYS or any(hop.outcomes.get(one) for hop in hops)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(title, overflow="fold")
-    for column in ("due", *outcomes, "in flight", "missing"):
-        table.add_column(str(column), justify="right", no_wrap=True)
+    table = _table([title], ["due", *outcomes, "in flight", "missing"])
     lines = Counter(hop.stage for hop in hops)
     for hop in hops:
         table.add_row(
@@ -84,10 +90,8 @@ def _hop(hop: Hop, several: bool = False) -> Text:
 
 
 def _channels(balance: Balance) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("channel", overflow="fold")
-    for title in ("senders", "records", "doubled", "disorder", "min ms", "mean", "p50", "p99", "max"):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = ["senders", "records", "doubled", "disorder", "min ms", "mean", "p50", "p99", "max"]
+    table = _table(["channel"], figures)
     for channel in balance.channels:
         if channel.kind is Kind.DEAD and not channel.records:
             continue
@@ -106,11 +110,8 @@ def _channels(balance: Balance) -> Table:
 
 
 def _senders(balance: Balance) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("channel", overflow="fold")
-    table.add_column("sender", overflow="fold")
-    for title in ("epoch", "first", "last", "records", "missing", "doubled", "disorder", "min ms", "mean", "max"):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = ["epoch", "first", "last", "records", "missing", "doubled", "disorder", "min ms", "mean", "max"]
+    table = _table(["channel", "sender"], figures)
     all_ = [(channel.channel, one) for channel in balance.channels for one in channel.by_sender]
     for name, one in sorted(all_, key=lambda item: not (item[1].missing or item[1].duplicates)):
         table.add_row(*_sender(name, one))
@@ -160,25 +161,20 @@ def _findings(balance: Balance) -> Iterator[Text]:
     for doubt in balance.doubts:
         yield Text(printable(f"not known: {doubt.text}"), style="yellow")
     for channel in balance.channels:
-        if channel.unread:
-            yield Text(
-                f"{printable(channel.channel)}: {_number(channel.unread)} records are not read yet; they count as"
-                " in flight.",
-                style="yellow",
-            )
-        if channel.without_identity:
-            yield Text(
-                f"{printable(channel.channel)}: {_number(channel.without_identity)} entries have no identity"
-                " and can only be counted.",
-                style="yellow",
-            )
-        if channel.unknown_seconds:
-            spell = timedelta(seconds=round(channel.unknown_seconds, 3))
-            yield Text(
-                f"{printable(channel.channel)}: for {spell} (h:mm:ss) the source was not connected and cannot be"
-                " read again; what it sent then is unknown.",
-                style="yellow",
-            )
+        spell = timedelta(seconds=round(channel.unknown_seconds, 3))
+        notes = (
+            (channel.unread, f"{_number(channel.unread)} records are not read yet; they count as in flight."),
+            (
+                channel.without_identity,
+                f"{_number(channel.without_identity)} entries have no identity and can only be counted.",
+            ),
+            (
+                channel.unknown_seconds,
+                f"for {spell} (h:mm:ss) the source was not connected and cannot be read again; what it sent then is"
+                " unknown.",
+            ),
+        )
+        yield from (Text(f"{printable(channel.channel)}: {note}", style="yellow") for count, note in notes if count)
 
 
 def _verdict(balance: Balance) -> Text:

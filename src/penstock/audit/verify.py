@@ -217,15 +217,12 @@ class Verifier:
         """Add a remark to the final report; it does not change the verdict."""
         self._notes.append(what)
 
-    def report(self) -> IntegrityReport:
-        """Report the records since the last report, and start a new period."""
-        return self._report(final=False)
-
     def end(self) -> IntegrityReport:
         """Return the final report, with every sender and every gap."""
-        return self._report(final=True)
+        return self.report(final=True)
 
-    def _report(self, final: bool) -> IntegrityReport:
+    def report(self, final: bool = False) -> IntegrityReport:
+        """Report the records since the last report, and start a new period."""
         senders, elapsed = [sender for _, sender in sorted(self._senders.items())], self._clock.elapsed()
         counts = tuple(sender.count() for sender in senders)
         records, missing = sum(one.records for one in counts), sum(one.missing for one in counts)
