@@ -182,14 +182,14 @@ class RecordCheck:
         if sum(last - first + 1 for _, first, last in gone) != count:
             # Some were missing before the first turn, or were never loaded.
             gone = list(self._unexplained(holdings))
-        named = 0
+        left = min(count, NAMED)
         for partition, first, last in gone:
-            origins = self._origins(partition, first, min(last, first + NAMED - 1))
-            for offset in range(first, last + 1):
-                if named >= min(count, NAMED):
-                    return
-                named += 1
-                yield f"partition {partition}, offset {offset}{origins.get(offset, '')}"
+            last = min(last, first + left - 1)
+            origins = self._origins(partition, first, last)
+            yield from (f"partition {partition}, offset {at}{origins.get(at, '')}" for at in range(first, last + 1))
+            left -= last + 1 - first
+            if not left:
+                return
 
     def _gone(self, holdings: Holdings) -> Iterator[Interval]:
         """Yield offsets that had a row when the store was last complete, and have none now."""

@@ -6,7 +6,7 @@ partition and offset); of a late record also the header `query`, the query that 
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 
@@ -219,50 +219,45 @@ def redrive(
     those of a real run.
     """
     bounds = channels.bounds(channel)
-    survey = _survey(channels, channel, selection, bounds)
-    if survey.earliest is None:
+    earliest, nameless = _survey(channels, channel, selection, bounds)
+    if earliest is None:
         return []
-    start = since(into, survey.earliest - _SKEW) if since and survey.earliest > _SKEW else {}
+    start = since(into, earliest - _SKEW) if since and earliest > _SKEW else {}
     redriven = (entry for entry in scan(channels, into, start) if any(name == "redriven" for name, _ in entry.headers))
     there = {_identity(Origin.read(entry.headers), _last(entry.headers, "from")) for entry in redriven}
     wanted = filter(selection.takes, map(Letter.of, scan(channels, channel, bounds=bounds)))
     same = channel.removesuffix(DEAD) == into
-    judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there, same)) for letter in wanted)
+    named = ((letter, nameless.get(_print(letter), letter.at)) for letter in wanted)
+    judged = (
+        (letter, name, Outcome(letter.at, letter.origin, *_judge(letter, name, there, same))) for letter, name in named
+    )
     if dry:
-        return [_outcome(letter, *verdict) for letter, _, verdict in judged]
+        return [outcome for _, _, outcome in judged]
     return asyncio.run(_drive(channels, into, judged))
 
 
-@dataclass
-class _Survey:
-    """Facts about all letters before the first is sent. Spark can write a letter twice after a crash."""
+def _survey(
+    channels: Channels, channel: str, selection: Selection, bounds: Bounds
+) -> tuple[Micros | None, dict[int, str]]:
+    """Return when the first of the selected records was first refused, and the names of all without an origin.
 
+    A name is the position of the first letter: Spark can write a letter twice after a crash.
+    """
     earliest: Micros | None = None
-    """When the first of the selected letters was first refused."""
-    _refused: dict[int, Micros] = field(default_factory=dict)
-    _nameless: dict[int, str] = field(default_factory=dict)
-
-    def add(self, letter: Letter, selected: bool) -> None:
-        letter_hash, refused = _print(letter), letter.entry.appended
-        first = self._refused.setdefault(letter_hash, refused)
-        if letter.origin is None:
-            self._nameless.setdefault(letter_hash, letter.at)
-        if selected:
-            self.earliest = min(first, refused, first if self.earliest is None else self.earliest)
-
-    def name(self, letter: Letter) -> str:
-        """Return the position that identifies a record without origin: that of its first letter."""
-        return letter.at if letter.origin is not None else self._nameless.get(_print(letter), letter.at)
-
-
-def _survey(channels: Channels, channel: str, selection: Selection, bounds: Bounds) -> _Survey:
-    survey, unseen = _Survey(), set(selection.locations)
+    refused: dict[int, Micros] = {}
+    nameless: dict[int, str] = {}
+    unseen = set(selection.locations)
     for letter in map(Letter.of, scan(channels, channel, bounds=bounds)):
-        survey.add(letter, selection.takes(letter))
+        first = refused.setdefault(_print(letter), letter.entry.appended)
+        if letter.origin is None:
+            nameless.setdefault(_print(letter), letter.at)
+        if selection.takes(letter):
+            first = min(first, letter.entry.appended)
+            earliest = first if earliest is None else min(first, earliest)
         unseen -= {letter.at, letter.location}
     if unseen:
         raise absent(channels, channel, min(unseen))
-    return survey
+    return earliest, nameless
 
 
 def _print(letter: Letter) -> int:
@@ -296,13 +291,7 @@ def _judge(letter: Letter, name: str, there: set[Identity], same: bool) -> tuple
     return Verdict.SENT, ""
 
 
-def _outcome(letter: Letter, verdict: Verdict, why: str) -> Outcome:
-    return Outcome(letter.at, letter.origin, verdict, why)
-
-
-async def _drive(
-    channels: Channels, into: str, judged: Iterable[tuple[Letter, str, tuple[Verdict, str]]]
-) -> list[Outcome]:
+async def _drive(channels: Channels, into: str, judged: Iterable[tuple[Letter, str, Outcome]]) -> list[Outcome]:
     """Send the letters. Reading blocks the event loop, which runs nothing else."""
     outcomes: list[Outcome] = []
     rest = iter(judged)
@@ -313,18 +302,16 @@ async def _drive(
     return outcomes
 
 
-async def _send(sender: Sender, into: str, letter: Letter, name: str, verdict: tuple[Verdict, str]) -> Outcome:
-    if verdict[0] is Verdict.SENT:
+async def _send(sender: Sender, into: str, letter: Letter, name: str, outcome: Outcome) -> Outcome:
+    if outcome.verdict is Verdict.SENT:
         marks = (("redriven", b"1"), ("from", name.encode()))
         # The original headers contain the origin.
         record = Record(letter.value, key=letter.entry.key, extra=(*letter.headers, *marks))
         try:
             await sender.send(into, [record])
-        except Unavailable as error:
-            verdict = Verdict.FAILED, error.reason
-        except Refused as error:
-            verdict = Verdict.FAILED, error.reason
-    return _outcome(letter, *verdict)
+        except (Unavailable, Refused) as error:
+            return replace(outcome, verdict=Verdict.FAILED, why=error.reason)
+    return outcome
 
 
 def _last(headers: Headers, name: str) -> str:

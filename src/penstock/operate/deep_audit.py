@@ -19,7 +19,7 @@ from penstock.audit.hops import Gap, Hop
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.audit.reconcile import AT_ONCE, NAMED, RecordCheck, TableCheck
 from penstock.audit.writers import Writers
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError
 from penstock.core.runs import Runs
@@ -48,7 +48,6 @@ class Deep:
     description: Description
     config: Config
     say: Say = lambda _: None
-    clock: Clock = field(default_factory=SystemClock)
     start: Callable[[], AbstractContextManager[Engine]] | None = None
     """Starts Spark, when first needed; None: as the analysis does."""
     discrepancies: list[Discrepancy] = field(default_factory=list)
@@ -103,7 +102,7 @@ class Deep:
 
     def _store(self, channels: Channels, spec: StoreSpec) -> None:
         stage = store_node(spec.url, spec.channel)
-        check = make_check(spec, self.description, self.config, channels, self.clock, most=None)
+        check = make_check(spec, self.description, self.config, channels, SystemClock(), most=None)
         if isinstance(check, RecordCheck):
             # If the channel still holds all records, the values of all rows are compared below.
             check.judge_commits = any(low for low, _ in channels.bounds(spec.channel).values())
