@@ -100,6 +100,10 @@ class ChannelBalance:
     jumps: tuple[Jump, ...] = ()
     """Numbers that are too far from those before them to be a gap."""
 
+    @property
+    def worst(self) -> tuple[SenderBalance, ...]:
+        return tuple(sorted(self.by_sender, key=lambda one: one.severity, reverse=True)[:WORST])
+
 
 @dataclass(frozen=True, slots=True)
 class Balance:
@@ -153,7 +157,7 @@ class Balance:
             selected = replace(
                 self,
                 channels=tuple(
-                    replace(one, gaps=one.gaps[:BRIEF], jumps=one.jumps[:BRIEF], by_sender=_worst(one.by_sender))
+                    replace(one, gaps=one.gaps[:BRIEF], jumps=one.jumps[:BRIEF], by_sender=one.worst)
                     for one in self.channels
                 ),
                 hops=tuple(replace(one, gaps=one.gaps[:BRIEF], late=one.late[:BRIEF]) for one in self.hops),
@@ -207,6 +211,9 @@ def balance(
     surplus = (
         Discrepancy("doubled", hop.stage, hop.surplus, f"{hop.stage}: {hop.note}") for hop in found if hop.surplus
     )
+    doubts = unique((*_of_ledger(content, sources), *without_account(content)))
+    if content.as_of is None:
+        doubts = (Doubt("audit", "audit", "the auditor has read no channel yet"),)
     made = Balance(
         at,
         content.as_of,
@@ -215,7 +222,7 @@ def balance(
         paths(found),
         minutes,
         (*surplus, *_jumped(channels), *tampering.discrepancies(content)),
-        tuple(_unread(content)) or unique((*_of_ledger(content, sources), *without_account(content))),
+        doubts,
     )
     return made.with_report(report) if report else made
 
@@ -258,11 +265,6 @@ def _jumped(channels: Iterable[ChannelBalance]) -> Iterator[Discrepancy]:
             yield Discrepancy("unexplained", f"channel:{one.channel}", len(one.jumps), text, examples)
 
 
-def _unread(content: Content) -> Iterable[Doubt]:
-    if content.as_of is None:
-        yield Doubt("audit", "audit", "the auditor has read no channel yet")
-
-
 def _of_ledger(content: Content, sources: Sequence[str]) -> Iterator[Doubt]:
     """A new ledger has not counted records that its channels had already removed."""
     gone = {channel: sum(content.since.get(channel, {}).values()) for channel in sources}
@@ -274,10 +276,6 @@ def _of_ledger(content: Content, sources: Sequence[str]) -> Iterator[Doubt]:
                 "new one, move that file away"
             )
             yield Doubt("ledger", copy, text)
-
-
-def _worst(senders: Sequence[SenderBalance]) -> tuple[SenderBalance, ...]:
-    return tuple(sorted(senders, key=lambda one: one.severity, reverse=True)[:WORST])
 
 
 _Claimed = Sequence[tuple[int, Micros]]

@@ -407,8 +407,10 @@ class Ledger:
             " doubtful = max(doubtful, excluded.doubtful)",
             (channel, records if before else records + generation * GENERATIONS, new, doubtful),
         )
-        (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
-        if count > 1.1 * self.rows_kept and self._windowed(channel):
+        count, windowed = self._db.execute(
+            "SELECT rows, (SELECT windowed FROM channels WHERE channel = ?1) FROM folded WHERE channel = ?1", (channel,)
+        ).fetchone()
+        if count > 1.1 * self.rows_kept and windowed:
             self._db.execute(
                 "DELETE FROM rows WHERE channel = ?1 AND changed < (SELECT changed FROM rows WHERE channel = ?1"
                 " ORDER BY changed DESC LIMIT 1 OFFSET ?2)",
@@ -430,9 +432,6 @@ class Ledger:
             " WHERE (SELECT count(*) FROM strangers WHERE channel = ?1) < ?6",
             [(one.channel, one.partition, one.offset, one.key, one.version, FORGED_NAMED) for one in batch.forged_rows],
         )
-
-    def _windowed(self, channel: str) -> bool:
-        return bool(self._db.execute("SELECT 1 FROM channels WHERE channel = ? AND windowed", (channel,)).fetchone())
 
     def _take(self, account: Account) -> None:
         """Keep the later account of a stage. Of two generations that is the one that was sent later."""

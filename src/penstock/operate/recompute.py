@@ -6,8 +6,8 @@ query, then the rows, then the end offsets of the log. A row must lie between th
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -137,7 +137,7 @@ class Report:
             "conclusive": self.conclusive,
             "covered": self.covered,
             "ends": self.ends,
-            "gone": [{name: getattr(one, name) for name in Gone.__slots__} for one in self.gone],
+            "gone": [asdict(one) for one in self.gone],
             "late": self.late,
             "late_left_out": self.late_left_out,
             "holders": [
@@ -247,9 +247,14 @@ def recompute(
     for holder in found:
         # The channel is the first of them: only records that are missing in it can have been late.
         missing = {one.key: one.short for one in judged[0].differences} if judged else None
-        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, note.generation), late, missing))
-    marks = _marks(judged)
-    if marks:
+        compared = compare(holder.rows, expected, _excuse(holder, written, final, now, note.generation))
+        explained = late.explains(compared) and (
+            missing is None or all(missing.get(one.key) == one.short for one in compared.differences)
+        )
+        judged.append(Judged(holder.name, compared.counts, compared.differences, explained))
+    # Each once, also if several copies differ.
+    differing = dict.fromkeys(one.mark for holder in judged for one in holder.differences)
+    if marks := [mark for mark in differing if mark is not None][:_NAMED]:
         say("searching the records that make the difference")
     records = named(engine, query, marks, ends)
     left_out = late.left_out is not None
@@ -283,21 +288,16 @@ def _covered(
         raise Misconfigured(
             f"query {query.name}", "it has committed nothing yet", "let it run for a minute, and try again"
         )
-    _require_same(query, found, ends())
-    return found
-
-
-def _require_same(query: Query, found: Until, ends: Until) -> None:
-    """Raise Misconfigured if the checkpoint is ahead of its channel: it belongs to another one of that name."""
-    for name, until in found.items():
-        for partition, offset in until.items():
-            if offset > ends[name][partition]:
+    for name, last in ends().items():
+        for partition, offset in found[name].items():
+            if offset > last[partition]:
                 raise Misconfigured(
                     f"query {query.name}",
                     f"it has covered {name} up to {offset} in partition {partition}, which ends at "
-                    f"{ends[name][partition]}: this is another channel of the same name",
+                    f"{last[partition]}: this is another channel of the same name",
                     begin_anew(query.name),
                 )
+    return found
 
 
 def _account(channels: Channels, description: Description, query: Query) -> Account | None:
@@ -353,16 +353,6 @@ def _thinned(engine: Engine, query: Query, channel: str, since: Offsets, until: 
         f"compaction has removed {due - there} of its {due} rows: they cannot be read again",
         "recompute the query that makes it, if one does",
     )
-
-
-def _judged(
-    holder: Holder, expected: Expected, excuse: Excuse, late: "_Late", missing: Mapping[bytes, int] | None
-) -> Judged:
-    found = compare(holder.rows, expected, excuse)
-    explained = late.explains(found) and (
-        missing is None or all(missing.get(one.key) == one.short for one in found.differences)
-    )
-    return Judged(holder.name, found.counts, found.differences, explained)
 
 
 @dataclass(frozen=True)
@@ -431,12 +421,6 @@ def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: 
         return None
 
     return excuse
-
-
-def _marks(judged: Sequence[Judged]) -> list[int]:
-    """Return the checksums of the first rows that differ by one record; each once, also if several copies differ."""
-    marks = (one.mark for holder in judged for one in holder.differences)
-    return [mark for mark in dict.fromkeys(marks) if mark is not None][:_NAMED]
 
 
 def copies_of_result(
