@@ -124,6 +124,11 @@ class ForgedRow:
     key: str
     version: int | None
 
+    @classmethod
+    def of(cls, entry: Entry) -> "ForgedRow":
+        version = _micros(_first_values(entry.headers).get("version"))
+        return cls(entry.channel, entry.partition, entry.offset, key_text(entry.key), version)
+
     @property
     def name(self) -> str:
         version = "" if self.version is None else f", version {self.version}"
@@ -153,7 +158,9 @@ def reduced(
             _take_account(found, entry)
             continue
         if writers is not None and kinds.get(channel) is Kind.RESULT and not writers.genuine(entry):
-            _forged(found, entry)
+            found.forged[channel] += 1
+            if len(found.forged_rows) < FORGED_NAMED:
+                found.forged_rows.append(ForgedRow.of(entry))
             continue
         found.records[channel] += 1
         if channel == heartbeats:
@@ -253,13 +260,6 @@ def _row(found: Findings, entry: Entry, values: Mapping[str, bytes]) -> None:
     rows = found.rows.setdefault(entry.channel, {})
     key = key_hash(entry.key)
     rows[key] = max(version, rows.get(key, version))
-
-
-def _forged(found: Findings, entry: Entry) -> None:
-    found.forged[entry.channel] += 1
-    if len(found.forged_rows) < FORGED_NAMED:
-        version = _micros(_first_values(entry.headers).get("version"))
-        found.forged_rows.append(ForgedRow(entry.channel, entry.partition, entry.offset, key_text(entry.key), version))
 
 
 def key_text(key: bytes | None) -> str:

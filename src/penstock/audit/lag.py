@@ -24,10 +24,10 @@ class PartitionLag:
 
     location: ChannelPartition
     committed: int | None
+    member: str | None
     first: int | None
     """First and end are None if the channel no longer exists."""
     end: int | None
-    member: str | None
 
     @property
     def lag(self) -> int | None:
@@ -68,8 +68,8 @@ class GroupLag:
             PartitionLag(
                 partition,
                 group.committed.get(partition),
-                *bounds.get(partition, (None, None)),
                 holder.get(partition),
+                *bounds.get(partition, (None, None)),
             )
             for partition in sorted({*partitions, *bounds})
             if not only or partition[0] in only

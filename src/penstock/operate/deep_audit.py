@@ -14,7 +14,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import schema_of, typed
 from penstock.audit.balance import Balance
 from penstock.audit.content import Content
-from penstock.audit.findings import Findings, Kind, reduced
+from penstock.audit.findings import ForgedRow
 from penstock.audit.hops import Gap, Hop
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.audit.reconcile import AT_ONCE, NAMED, RecordCheck, TableCheck
@@ -85,20 +85,19 @@ class Deep:
         """Check that each row of a result was written by its query."""
         writers, bounds = Writers(channels, [self.description.bookmarks]), channels.bounds(channel)
         writers.refresh()
-        total, found, rows = sum(end - low for low, end in bounds.values()), Findings({}, {}), 0
-        progress = _Progress(self.say, f"channel {channel}", total)
+        total = sum(end - low for low, end in bounds.values())
+        progress, rows, count, names = _Progress(self.say, f"channel {channel}", total), 0, 0, list[str]()
         for entries in scan_batches(channels, channel, bounds=bounds):
             writers.learn(entries)
-            some = reduced(entries, {}, {}, {channel: Kind.RESULT}, writers=writers.known)
-            found.forged.update(some.forged)
-            found.forged_rows += some.forged_rows[: NAMED - len(found.forged_rows)]
+            forged = [entry for entry in entries if not writers.known.genuine(entry)]
+            names += [ForgedRow.of(entry).name for entry in forged[: NAMED - len(names)]]
+            count += len(forged)
             progress(rows := rows + len(entries))
         progress.end(rows)
-        if count := found.forged[channel]:
+        if count:
             query = self.description.channels[channel].result_of
             text = f"{channel} holds {count:,} rows that query {query} has not written"
-            names = tuple(one.name for one in found.forged_rows)
-            self.discrepancies.append(Discrepancy("forged", f"channel:{channel}", count, text, names))
+            self.discrepancies.append(Discrepancy("forged", f"channel:{channel}", count, text, tuple(names)))
 
     def _store(self, channels: Channels, spec: StoreSpec) -> None:
         stage = store_node(spec.url, spec.channel)
