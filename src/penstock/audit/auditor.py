@@ -11,7 +11,7 @@ from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.lag import from_what_is_kept
 from penstock.audit.ledger import Ledger
 from penstock.audit.writers import Writers, WriterTokens
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Refused, Unavailable, retry
 
@@ -69,7 +69,7 @@ class Auditor:
         self._stages = stages
         self._catch_up_only = catch_up_only
         self._skip_lost = skip_lost
-        self._writers = Writers(channels, [bookmarks], self._clock) if bookmarks else None
+        self._writers = Writers(channels, [bookmarks] if bookmarks else [], self._clock)
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
         self._error: tuple[Unavailable | None, float] = None, 0.0
@@ -88,9 +88,6 @@ class Auditor:
             reader = self._reader or self._open()
             entries = reader.read(self._most, wait)
             self._merge(reader, entries)
-        except Refused as error:
-            self.close()
-            raise Unavailable("the audit", f"another auditor writes to this ledger: {error.reason}") from error
         except BaseException:
             self.close()
             raise
@@ -105,15 +102,9 @@ class Auditor:
         end, left = _next_range(start, ends)
         start = {channel: {at: start[channel][at] for at in positions} for channel, positions in end.items()}
         if end:
-            try:
-                if self._writers is not None:
-                    # All writers of entries before these ends are announced by now.
-                    self._writers.refresh()
-                tokens = None if self._writers is None else self._writers.known
-                found = reduction.reduce(start, end, self._kinds, tokens)
-                self._ledger.merge(found, now, now if left == 0 else 0)
-            except Refused as error:
-                raise Unavailable("the audit", f"another auditor writes to this ledger: {error.reason}") from error
+            # All writers of entries before these ends are announced by now.
+            self._writers.refresh()
+            self._add(reduction.reduce(start, end, self._kinds, self._writers.known), now, now if left == 0 else 0)
         return left
 
     def behind(self) -> int:
@@ -216,7 +207,7 @@ class Auditor:
             for partition, to in passed.items():
                 log.warning("%s/%s was removed from %s to %s unread", channel, partition, stands[partition], to)
             start = {channel: {partition: stands[partition] for partition in passed}}
-            self._ledger.merge(Findings(start, {channel: passed}), self._clock.now(), 0)
+            self._add(Findings(start, {channel: passed}), self._clock.now(), 0)
         return begins
 
     def _merge(self, reader: Reader, entries: Sequence[Entry]) -> None:
@@ -230,12 +221,10 @@ class Auditor:
         # If a reduction reads the channels, this reader reads only heartbeats and bookmarks.
         drained = 0 if self._catch_up_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
         if end:
-            tokens = None
-            if self._writers is not None:
-                self._writers.learn(entries, lambda channel: self._kinds.get(channel) is Kind.RESULT)
-                tokens = self._writers.known
-            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks, tokens)
-            self._ledger.merge(found, now, drained)
+            self._writers.learn(entries, lambda channel: self._kinds.get(channel) is Kind.RESULT)
+            writers = self._writers.known
+            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks, writers)
+            self._add(found, now, drained)
             self._last = now
             for channel, positions in end.items():
                 self._positions[channel] = {**self._positions[channel], **positions}
@@ -243,6 +232,12 @@ class Auditor:
             self._ledger.mark_drained(drained)
         # An idle channel stays drained: this is written once after the last entries.
         self._drained = drained >= self._last and not end
+
+    def _add(self, found: Findings, now: Micros, drained: Micros) -> None:
+        try:
+            self._ledger.merge(found, now, drained)
+        except Refused as error:
+            raise Unavailable("the audit", f"another auditor writes to this ledger: {error.reason}") from error
 
 
 def _next_range(
