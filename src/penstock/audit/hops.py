@@ -275,13 +275,9 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
         if (folded := content.folded[into]) is None:
             return "rows that were forgotten have changed again"
         generation, records = generation_and_count(folded)
-        return (
-            records
-            if generation == account.number
-            else 0
-            if generation < account.number
-            else "its channel holds rows of a later generation"
-        )
+        if generation > account.number:
+            return "its channel holds rows of a later generation"
+        return records if generation == account.number else 0
     # The result keeps single records with their own numbers.
     for channel in account.shares:
         if _compacted(content, channel) or content.counts.get(channel, ChannelCounts()).without_identity:

@@ -390,7 +390,7 @@ class _Late:
         if self.guessed:
             return True
         short = [one.short if one.how in _SHORT else 0 for one in found.differences]
-        if not all(short) or not any(short):
+        if not all(short):
             return False
         if not self.conserved:
             return max(short) <= self.records
