@@ -445,7 +445,7 @@ def test_a_query_over_a_result_that_has_lost_rows_cannot_be_recomputed(case: Cas
     for part in ("offsets", "commits"):
         folder = Path(case.engine.checkpoints) / "second" / part
         folder.mkdir(parents=True)
-        (folder / "0").write_text(json.dumps({}) + "\n{}\n" + json.dumps({first.into: {"0": end + 2}}))
+        (folder / "0").write_text("v1\n{}\n" + json.dumps({first.into: {"0": end + 2}}))
     # As compaction would: offsets that hold nothing.
     producer = Producer({"bootstrap.servers": case.kafka.servers, "transactional.id": first.into})
     producer.init_transactions(30)
