@@ -8,7 +8,6 @@ import asyncio
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from threading import Event
 
 from penstock.core.clock import Clock, Micros
@@ -123,6 +122,16 @@ def merged(channels: Channels, channel: str, ranges: Ranges, held: int = _HELD) 
 
 def _entries(channels: Channels, channel: str, partition: int, start: int, end: int, share: int) -> Iterator[Entry]:
     for first in range(start, end, share):
-        batches = scan_batches(channels, channel, bounds={partition: (first, min(first + share, end))}, most=share)
+        found: list[Entry] = []
+        failure = None
         # All of them at once: their reader is closed before the next one is opened.
-        yield from list(chain.from_iterable(batches))
+        try:
+            for batch in scan_batches(
+                channels, channel, bounds={partition: (first, min(first + share, end))}, most=share
+            ):
+                found += batch
+        except PenstockError as error:
+            failure = error
+        yield from found
+        if failure is not None:
+            raise failure
