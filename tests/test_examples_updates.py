@@ -81,7 +81,8 @@ def test_what_a_killed_producer_had_acknowledged_is_whole_and_its_next_life_too(
             producer.kill()
             # Lines that it wrote before it was killed count as well.
             for line in lines(producer):
-                first_life = int(line.rsplit(" ", 1)[1])
+                if match := re.search(r"acknowledged up to (\d+)$", line.strip()):
+                    first_life = int(match[1])
         with running("producer.py", address, *load, "--limit", "300") as producer:
             assert acknowledges(producer, 300)
             assert producer.wait() == 0

@@ -327,9 +327,12 @@ async def test_a_slow_pump_turns_providers_away_and_memory_stays_bounded(tmp_pat
         posting = [door.posting(b"x" * 900_000, f"msg_{number}") for number in range(30)]
         answers = await asyncio.gather(*posting)
         assert {answer.status_code for answer in answers} == {503}
-        answer = await door.posted(b"x", "msg_more")
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert "queue is full" in answer.json()["error"]
+        # Those that were not durable in time are written all the same; then the queue is full.
+        while True:
+            answer = await door.posted(b"x", "msg_more")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            if "queue is full" in answer.json()["error"]:
+                break
         await door.taken(16)
         posting = [door.posting(b"x", "msg_more")]
         while (await door.taken(1))[0].value != b"x":
