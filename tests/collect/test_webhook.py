@@ -329,7 +329,7 @@ async def test_a_slow_pump_turns_providers_away_and_memory_stays_bounded(tmp_pat
         assert {answer.status_code for answer in answers} == {503}
         # Those that were not durable in time are written all the same; then the queue is full.
         while True:
-            answer = await door.posted(b"x", "msg_more")
+            answer = await door.posted(b"y", "msg_next")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             if "queue is full" in answer.json()["error"]:
                 break
