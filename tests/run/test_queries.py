@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -19,6 +19,7 @@ from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.supervision import StreamingQuery
 from penstock.audit.account import Outcome
 from penstock.audit.writers import token_of
 from penstock.channels.kafka import Kafka
@@ -122,7 +123,7 @@ class Batches:
 
 def test_what_would_give_its_batch_up_is_stopped_when_that_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     one, other = Batches(2), Batches(5)
-    stop_between({"one": one, "other": other}, within=60)
+    stop_between({"one": cast(StreamingQuery, one), "other": cast(StreamingQuery, other)}, within=60)
     assert [one.stopped_in, other.stopped_in] == [False, False]
     assert not caplog.messages
 
@@ -130,7 +131,7 @@ def test_what_would_give_its_batch_up_is_stopped_when_that_has_ended(caplog: pyt
 def test_a_batch_without_an_end_is_stopped_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     endless, one = Batches(10**9), Batches(1)
-    stop_between({"endless": endless, "one": one}, within=0.1)
+    stop_between({"endless": cast(StreamingQuery, endless), "one": cast(StreamingQuery, one)}, within=0.1)
     assert [endless.stopped_in, one.stopped_in] == [True, False]
     assert [message.split(":")[0] for message in caplog.messages] == ["query endless"]
 

@@ -14,7 +14,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import Table, Watch
 from penstock.analysis.query import Query, Static
 from penstock.analysis.settings import SparkSettings
-from penstock.run.static_tables import Refreshing
+from penstock.run.queries import Queries, Refreshing
 from penstock.testing import ManualClock
 
 OLD, NEW = (Table((text,), cast(DataFrame, None)) for text in (b"old", b"new"))
@@ -68,7 +68,7 @@ class Case:
             cast(SparkSession, None), SparkSettings(), KafkaConnector(""), str(folder), {}, tables={"ads": OLD}
         )
         queries = [Query(name, ("clicks",), name, ("ad",), "", statics=("ads",)) for name in names]
-        self.refreshing = Refreshing(watch, engine, queries, self, self.clock)
+        self.refreshing = Refreshing(watch, engine, queries, cast(Queries, self), self.clock)
         self.clock.move(60)
         watch.look()
 

@@ -46,7 +46,7 @@ def main(folder: str, servers: str, channel: str, engine: str, until: str = "") 
 
 def _spark(stack: ExitStack, folder: str, servers: str) -> Callable[[], Reduction]:
     # Imported only by those who use it: it would double the memory of the others.
-    from penstock.run.spark_audit import spark_reader
+    from penstock.run.analyse import spark_reader
 
     config = Config.read(Path(folder), environ={"PENSTOCK_CHANNELS_ADDRESS": f"kafka://{servers}"})
     found = stack.enter_context(spark_reader(Pipeline("soak").describe(), config, None))

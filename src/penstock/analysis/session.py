@@ -25,7 +25,7 @@ from typing import IO, Self
 import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession as SparkSession
 
 from penstock.analysis.frames import ARROW_SETTING
 from penstock.analysis.settings import SparkSettings

@@ -73,6 +73,8 @@ class Auditor:
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
         self._error: tuple[Unavailable | None, float] = None, 0.0
+        self.failure: Exception | None = None
+        """Another thread may set it: then `run` raises it."""
         self._reader: Reader | None = None
         self._drained = False
         self._last = self._clock.now()
@@ -127,6 +129,8 @@ class Auditor:
         def work(well: Callable[[], None]) -> None:
             full = 0
             while not stop.is_set():
+                if self.failure:
+                    raise self.failure
                 some = self.step(wait)
                 well()
                 full = full + 1 if some == self._most else 0
@@ -154,7 +158,7 @@ class Auditor:
         if not left and noted and self._catch_up_only:
             # No other code marks this: the numbers that were just claimed are not among unread entries.
             self._ledger.mark_drained(now)
-        while left > behind and not stop.is_set():
+        while left > behind and not stop.is_set() and not self.failure:
             left = self.catch_up(reduction())
             well()
 

@@ -17,7 +17,6 @@ import typer
 from penstock.analysis.checkpoints.rescale import Rescaled, ready
 from penstock.analysis.checkpoints.rescale import rescale as rescale_state
 from penstock.analysis.query import Query
-from penstock.analysis.session import session
 from penstock.cli.options import AsJson, File, OptionalFolder, PipelineFile, Profile
 from penstock.cli.standard import inform, inform_start, print_result
 from penstock.core.clock import SystemClock, is_running
@@ -29,11 +28,10 @@ from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, combine, newest_row, readings
 from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
+from penstock.run.analyse import spark_session
 from penstock.run.services import RunningPipeline, with_running_services
 from penstock.run.status import Status
-from penstock.run.warm import spark_archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.java import ensure_jars, find_java
 
 _TIMEOUT = 50.0
 _UNUSED = ("127.0.0.1:1", "redis://127.0.0.1:1")
@@ -122,10 +120,7 @@ def rescale(
     with StateFolder(config.state).locked():
         ready(name, checkpoint, partitions, inform_start)
         inform_start("starting Spark")
-        java = find_java()
-        jars = ensure_jars(java)
-        flags = spark_archive(java, jars).use_flags()
-        with session(description.name, config.spark, java.path, jars.spark, _SLOTS, None, flags) as spark:
+        with spark_session(description.name, config.spark, _SLOTS, None) as spark:
             rescaled = rescale_state(spark, name, checkpoint, partitions, inform_start)
     print_result(as_json, asdict(rescaled), [rescaled_line(rescaled)])
 

@@ -15,7 +15,6 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.interactive import InteractiveQuery, Result, inferred, result
 from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Query, Shape
-from penstock.analysis.session import session
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
@@ -23,9 +22,7 @@ from penstock.core.scan import scan
 from penstock.pipeline.config import LOCAL, Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.sql import tables
-from penstock.run.analyse import spark_options
-from penstock.run.warm import spark_archive
-from penstock.supervise.java import ensure_jars, find_java
+from penstock.run.analyse import spark_options, spark_session
 
 NAME = "SQL"
 _LOCATION = f"query {NAME}"
@@ -93,8 +90,6 @@ class AdhocQuery:
 @contextmanager
 def spark(adhoc: AdhocQuery, say: Callable[[str], None], stop: threading.Event) -> Iterator[tuple[Engine, Path]]:
     """Start Spark for one query, with a temporary folder; if `stop` is set before Spark is up, the process ends."""
-    java = find_java()
-    jars = ensure_jars(java)
     started = threading.Event()
     folder = Path(tempfile.mkdtemp(prefix="penstock-query-"))
     # All temporary files, also those of Spark, are in this folder.
@@ -102,9 +97,8 @@ def spark(adhoc: AdhocQuery, say: Callable[[str], None], stop: threading.Event) 
     threading.Thread(target=_leave_at_once, args=(stop, started, folder), daemon=True).start()
     # It runs locally, also if the pipeline's own Spark does not.
     settings = adhoc.config.spark.model_copy(update={"master": LOCAL})
-    flags = [*spark_archive(java, jars).use_flags(), f"-Djava.io.tmpdir={folder}"]
     try:
-        with session(NAME, settings, java.path, jars.spark, _SLOTS, None, flags) as running:
+        with spark_session(NAME, settings, _SLOTS, None, [f"-Djava.io.tmpdir={folder}"]) as running:
             engine = Engine(running, settings, _connector(adhoc), str(folder), {})
             engine = _knowing(engine, adhoc, say)
             started.set()

@@ -10,10 +10,10 @@ from dataclasses import replace
 from penstock.audit.account import Account, is_account
 from penstock.audit.writers import Writer, Writers
 from penstock.core.contracts import Channels
-from penstock.core.errors import PenstockError, Refused
+from penstock.core.errors import Refused
 from penstock.core.record import Record
 from penstock.core.scan import scan
-from penstock.run.status import Poster, run_in_background
+from penstock.run.status import repeat, run_in_background
 
 EVERY = 2.0
 
@@ -22,30 +22,23 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def accounting(
-    channels: Poster, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
+    channels: Channels, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
 ) -> Iterator[None]:
     """Publish changed accounts while the body runs, and a last time after it."""
     published: dict[str, Account] = {}
 
-    def tell(post: Callable[[str, bytes, bytes], None]) -> None:
-        try:
-            for account in accounts():
-                before = published.get(account.stage)
-                if before is None or replace(before, at=account.at) != account:
-                    post(bookmarks, account.key, account.dumps())
-                    published[account.stage] = account
-        except PenstockError as error:
-            # The stage keeps its account, and it is published later.
-            log.warning("an account cannot be published: %s", error)
-        except Exception:
-            # The pipeline continues; the audit notices accounts that do not change.
-            log.exception("an account cannot be made")
+    def publish(post: Callable[[str, bytes, bytes], None]) -> None:
+        for account in accounts():
+            before = published.get(account.stage)
+            if before is None or replace(before, at=account.at) != account:
+                post(bookmarks, account.key, account.dumps())
+                published[account.stage] = account
 
     def keep(stop: threading.Event) -> None:
         with channels.poster() as post:
-            while not stop.wait(every):
-                tell(post)
-            tell(post)
+            # After an error the stage keeps its account. The audit notices accounts that do not change.
+            failure = "an account cannot be published"
+            repeat(stop, lambda: publish(post), every, failure, delay=every, last=True)
 
     with run_in_background("accounts", keep):
         yield

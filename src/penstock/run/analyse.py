@@ -5,19 +5,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import IO
 
+from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.analysis.checkpoints.note import Note
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.analysis.connectors import BinderConnector, KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import Watch, table
 from penstock.analysis.query import Late, Query
-from penstock.analysis.session import session, wait_for_slots
+from penstock.analysis.session import SparkSession, session, wait_for_slots
+from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
@@ -27,9 +29,8 @@ from penstock.pipeline.description import Description
 from penstock.plan.plan import real_time_queries, slots_needed
 from penstock.run.accounts import accounting, announce
 from penstock.run.lakes import Lakes
-from penstock.run.queries import Queries, result_writers
+from penstock.run.queries import Queries, Refreshing, result_writers
 from penstock.run.state_server import SLOTS, SparkStateReader, serve_state
-from penstock.run.static_tables import Refreshing
 from penstock.run.status import Figures, report_status, run_in_background
 from penstock.run.tier import Ready, Tier, ensure_channels
 from penstock.run.warm import spark_archive
@@ -41,6 +42,7 @@ _LOOK_EVERY = 0.5
 _BOUNDARY = 0.05
 _TIMEOUT = 120.0
 _ALL_OF_THEM = 20.0
+_AUDIT_SLOTS = 2
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
@@ -119,16 +121,34 @@ def engine(
 
     In local mode it has `slots` slots, by default as many as the declared queries need.
     """
-    java = find_java()
-    jars = ensure_jars(java)
-    flags = spark_archive(java, jars).use_flags()
     needed = slots or slots_needed(description, config, {}).most
     # State requests have slots of their own.
-    with session(description.name, config.spark, java.path, jars.spark, needed + SLOTS, log, flags) as spark:
+    with spark_session(description.name, config.spark, needed + SLOTS, log) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
         own = Engine(spark, config.spark, connector(config), config.checkpoints, shapes)
         tables = {static.name: table(spark, static) for static in description.statics}
         yield replace(own, tables=tables).knowing(description.queries)
+
+
+def spark_session(
+    name: str, settings: SparkSettings, slots: int, log: IO[bytes] | None, flags: Sequence[str] = ()
+) -> AbstractContextManager[SparkSession]:
+    """A Spark session with the Java, the jars and the class archive of this machine; `flags`: more flags of its JVM."""
+    java = find_java()
+    jars = ensure_jars(java)
+    archive = spark_archive(java, jars).use_flags()
+    return session(name, settings, java.path, jars.spark, slots, log, (*archive, *flags))
+
+
+@contextmanager
+def spark_reader(description: Description, config: Config, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
+    """Start a small Spark session for the audit, on the master of the queries, that reads long ranges of channels."""
+    channels = config.bind()
+    if not isinstance(channels, Kafka):
+        problem = f"Spark audits Kafka, and the channels are at {channels.where}"
+        raise Misconfigured("[audit] engine", problem, "use auto")
+    with spark_session(f"{description.name} audit", config.spark, _AUDIT_SLOTS, log) as spark:
+        yield SparkAuditReader(spark, channels.servers, spark_options(config.kafka.conf))
 
 
 def _require_dead_channels(description: Description) -> None:

@@ -3,33 +3,34 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
 from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.checkpoints.batches import unfinished
 from penstock.analysis.checkpoints.doctor import Facts
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ResultWriters
 from penstock.analysis.launch import Fitting, begin, fitting, launch, require_validation, validate, warm_up
+from penstock.analysis.operators.statics import Watch
 from penstock.analysis.plans import Verdict
 from penstock.analysis.poison import Isolation, Work, validation_of, work_of
 from penstock.analysis.query import Late, Mode, Query
 from penstock.analysis.session import is_running
-from penstock.analysis.supervision import Isolate, Progress, StreamingQuery, Supervised, retrying
+from penstock.analysis.supervision import Isolate, Progress, StreamingQuery, Supervised, ended, retrying
 from penstock.audit.account import Account, Outcome
 from penstock.audit.writers import Writers
-from penstock.core.clock import SystemClock
+from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Unavailable
 from penstock.core.metrics import Rate
 from penstock.pipeline.description import Description
 from penstock.run.accounts import last_accounts
-from penstock.run.static_tables import Telling
-from penstock.run.status import Figures
+from penstock.run.status import Figures, repeat
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ _LAST_BATCH = 2.0
 _LAST_LOOK = 5.0
 _ACCOUNT_EVERY = 1.0
 _LONG = timedelta(hours=1)
+_PAUSE = 100_000
+"""The minimal pause after a real-time batch, in microseconds."""
 
 
 class Queries:
@@ -56,7 +59,15 @@ class Queries:
         self._channels = channels
         self._ids = ids
         self._engines: dict[str, Engine] = {}
-        self._supervised = {query.name: self._supervision(query) for query in description.queries}
+        self._supervised = {
+            query.name: Supervised(
+                query.name,
+                partial(self._relaunched, query),
+                engine.checkpoint(query.name),
+                self.isolation(work_of(query)),
+            )
+            for query in description.queries
+        }
         self._validating: list[Supervised] = []
         self._verdicts: dict[str, Verdict] = {}
         self._giving_up: set[str] = set()
@@ -166,10 +177,6 @@ class Queries:
             "rate": rate.per_second(),
         }
 
-    def _supervision(self, query: Query) -> Supervised:
-        isolate = self.isolation(work_of(query))
-        return Supervised(query.name, lambda: self._relaunched(query), self._engine.checkpoint(query.name), isolate)
-
     def isolation(self, work: Work) -> Isolation:
         """The search for records that make this work fail."""
         limit = self._engine.settings.poison_limit
@@ -198,7 +205,9 @@ class Queries:
         self._supervised[query.name].adopt(running)
         self._books[query.name] = accounts
         self._in_background(f"supervision of {query.name}", self._supervised[query.name].run, self._ending)
-        self._in_background(f"account of {query.name}", partial(_keep, query.name, accounts), self._stopped)
+        failure = f"the account of query {query.name} cannot be kept"
+        keep = partial(repeat, work=accounts.look, every=_ACCOUNT_EVERY, failure=failure, last=True)
+        self._in_background(f"account of {query.name}", keep, self._stopped)
 
     def _in_background(self, name: str, work: Callable[[threading.Event], None], stop: threading.Event) -> None:
         thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
@@ -212,6 +221,64 @@ class Queries:
 
     def _ids_of(self, *channels: str) -> dict[str, str]:
         return {name: self._ids[name] for name in channels}
+
+
+class Refreshing:
+    """Restarts queries when their static tables change: they continue from their checkpoints with the new rows.
+
+    It stops a query between two batches, so that no batch is repeated with other rows. A real-time batch is
+    long: new rows wait for its end.
+    """
+
+    def __init__(self, watch: Watch, engine: Engine, queries: Sequence[Query], launched: Queries, clock: Clock) -> None:
+        self._watch, self._engine, self._clock = watch, engine, clock
+        self._queries, self._launched = queries, launched
+        self._waiting: dict[str, tuple[Engine, bool]] = {}
+        """By query: its current engine, and whether it abandons batches."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a query waits for the end of its batch: then call `look` often."""
+        return bool(self._waiting)
+
+    def look(self) -> None:
+        """Read changed tables, and restart the queries that have ended a batch."""
+        if changed := self._watch.changed():
+            for query in self._queries:
+                if query.name not in self._waiting and not changed.keys().isdisjoint(query.statics):
+                    self._waiting[query.name] = self._engine, self._engine.abandons(query)
+            self._engine = replace(self._engine, tables={**self._engine.tables, **changed})
+        for query in self._queries:
+            if query.name in self._waiting:
+                self._renew(query, *self._waiting[query.name])
+
+    def _renew(self, query: Query, engine: Engine, abandons: bool) -> None:
+        running, folder = self._launched.running(query.name), self._engine.checkpoint(query.name)
+        if not between(running, folder, abandons, self._clock.now()):
+            return
+        running.stop()
+        if unfinished(folder) is not None and not abandons:
+            # The next batch has started, and may have written rows.
+            self._launched.finish(engine, query)
+            return
+        self._launched.again(self._engine, query)
+        del self._waiting[query.name]
+        log.info("query %s restarted with new rows of %s", query.name, ", ".join(query.statics))
+
+
+def between(running: StreamingQuery, folder: str, abandons: bool, now: Micros) -> bool:
+    """Whether a query is between two batches, or has just ended one.
+
+    In the second case the next batch may have started: a query that abandons batches must not lose it.
+    """
+    if not running.status["isTriggerActive"]:
+        # Before its first batch, a query may have to repeat an unfinished one.
+        return abandons or unfinished(folder) is None
+    last = running.lastProgress
+    if abandons or last is None or now - ended(last) >= _PAUSE:
+        return False
+    # A real-time batch is reported before it is committed.
+    return unfinished(folder) != int(last.batchId)
 
 
 def result_writers(channels: Channels, description: Description, engine: Engine) -> dict[str, ResultWriters]:
@@ -235,25 +302,7 @@ def result_writers(channels: Channels, description: Description, engine: Engine)
     return found
 
 
-def _keep(name: str, accounts: QueryAccounting, stop: threading.Event) -> None:
-    """Keep an account until `stop`, and update it a last time."""
-    failure = ""
-    while True:
-        ended = stop.is_set()
-        try:
-            accounts.look()
-            failure = ""
-        except Exception as error:  # noqa: BLE001 - it is retried, and shown in the status
-            # Log each failure once.
-            if failure != accounts.accounting:
-                log.warning("the account of query %s cannot be kept: %s", name, error)
-            failure = accounts.accounting
-        if ended:
-            return
-        stop.wait(_ACCOUNT_EVERY)
-
-
-def stop_between(running: Mapping[str, Telling], within: float) -> None:
+def stop_between(running: Mapping[str, StreamingQuery], within: float) -> None:
     """Stop queries between batches; after `within` seconds in any case."""
     left, until = dict(running), time.monotonic() + within
     while left and time.monotonic() < until:

@@ -4,9 +4,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 import psutil
@@ -97,17 +97,12 @@ Figures = Mapping[str, Any]
 """The report of a process. `nodes` has the figures of each part, such as `source:rsvps` or `query:by_country`."""
 
 EVERY = 1.0
-
-
-class Poster(Protocol):
-    """The part of a binder that status reports use."""
-
-    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]: ...
+JOIN_TIMEOUT = 5.0
 
 
 @contextmanager
 def report_status(
-    channels: Poster, channel: str, process: str, figures: Callable[[], Figures], every: float = EVERY
+    channels: Channels, channel: str, process: str, figures: Callable[[], Figures], every: float = EVERY
 ) -> Iterator[None]:
     """Report the figures of this process while the body runs, immediately and then every `every` seconds."""
     clock, this = SystemClock(), psutil.Process()
@@ -117,33 +112,46 @@ def report_status(
         return {**about, "nodes": {}, **figures()}
 
     def post_reports(stop: threading.Event) -> None:
-        logged = ""
         with channels.poster() as post:
-            while True:
-                try:
-                    post(channel, process.encode(), orjson.dumps(report()))
-                    logged = ""
-                except PenstockError as error:
-                    # The pipeline keeps running without status reports. `penstock status` shows that they are missing.
-                    if logged != str(error):
-                        log.warning("%s cannot report its status: %s", process, error)
-                    logged = str(error)
-                except Exception:
-                    log.exception("%s cannot report its status", process)
-                if stop.wait(every):
-                    return
+            # `penstock status` shows missing reports.
+            failure = f"{process} cannot report its status"
+            repeat(stop, lambda: post(channel, process.encode(), orjson.dumps(report())), every, failure)
 
     with run_in_background("status reporter", post_reports):
         yield
 
 
-JOIN_TIMEOUT = 5.0
+def repeat(
+    stop: threading.Event,
+    work: Callable[[], object],
+    every: float,
+    failure: str,
+    *,
+    delay: float = 0,
+    last: bool = False,
+) -> None:
+    """Call `work` every `every` seconds, first after `delay`, until `stop` is set; with `last`, then once more.
 
-log = logging.getLogger(__name__)
+    After an error it continues. The log gets `failure` with the error, once until the error changes.
+    """
+    logged = ""
+    ending = stop.wait(delay)
+    while last or not ending:
+        try:
+            work()
+            logged = ""
+        except Exception as error:
+            if logged != str(error):
+                expected = isinstance(error, PenstockError)
+                log.warning("%s: %s", failure, error, exc_info=not expected)
+            logged = str(error)
+        if ending:
+            return
+        ending = stop.wait(every)
 
 
 @contextmanager
-def run_in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+def run_in_background(name: str, work: Callable[[threading.Event], object]) -> Iterator[None]:
     """Run `work` in a thread while the body runs. It has to end soon after its event is set. Its errors are logged."""
     stop = threading.Event()
 

@@ -8,7 +8,7 @@ from datetime import date
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
@@ -31,7 +31,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
 from penstock.pipeline.pipeline import Pipeline
-from penstock.run.static_tables import Refreshing
+from penstock.run.queries import Queries, Refreshing
 from penstock.testing import ManualClock
 from penstock.testing.frames import answer, frame, rows
 
@@ -298,7 +298,7 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
             accounting.follow(engine, running[-1])
 
     watch = Watch([static], engine.tables, partial(table, spark), SystemClock())
-    refreshing = Refreshing(watch, engine, [query], Launched(), SystemClock())
+    refreshing = Refreshing(watch, engine, [query], cast(Queries, Launched()), SystemClock())
 
     def taken(count: int) -> bool:
         watch.look()
