@@ -53,22 +53,22 @@ def location(tmp_path: Path) -> Iterator[Workplace]:
 
 
 def test_services_are_found_while_somebody_holds_them(location: Workplace) -> None:
-    assert Services.find(location.config()) is None
+    assert Services.at(location.state) is None
     held = location.services()
-    assert Services.find(location.config()) == Services.at(location.state) == held
+    assert Services.at(location.state) == held
     assert held.where == f"Kafka at {KAFKA}, Redis at {REDIS}"
 
 
 def test_a_note_that_somebody_else_has_left_is_not_believed(location: Workplace) -> None:
     location.services(pid=999_999)
-    assert Services.find(location.config()) is None
+    assert Services.at(location.state) is None
 
 
 def test_a_note_of_a_later_version_is_understood(location: Workplace) -> None:
     held = location.services()
     note = json.loads((location.state / Services.FILE).read_text())
     (location.state / Services.FILE).write_text(json.dumps({**note, "postgres": "x"}))
-    assert Services.find(location.config()) == held
+    assert Services.at(location.state) == held
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------

@@ -105,9 +105,9 @@ def run_supervised(file: Path, folder: Path, profile: str | None, renewal: Renew
             renewal.require(description)
         local = LocalRun(file, description, config, profile, renewal)
         local.require()
-        machine = prepare_machine(screen)
+        prepare_machine(screen)
         with stop_on_signals() as stop, screen.stopping():
-            with local.started(machine, stop, screen) as (supervisor, running):
+            with local.started(stop, screen) as (supervisor, running):
                 if not stop.is_set():
                     screen.running(description.name, running, folder)
                     supervisor.run_until(stop)

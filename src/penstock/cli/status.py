@@ -31,7 +31,7 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     Exit code: 0 when nothing is missing, 1 when records are missing, 2 on an error, 3 when the result is unknown.
     """
     config = Config.read(folder, profile)
-    if StateFolder(config.state).owner() is None and (services := Services.find(config)) is not None:
+    if StateFolder(config.state).owner() is None and (services := Services.at(config.state)) is not None:
         state = f"the services are {'up' if services.up else 'starting'}: {services.where}"
         line = f"no pipeline runs here; {state}; start a pipeline: penstock run FILE"
         print_result(as_json, {"run": None, "services": asdict(services)}, [line])

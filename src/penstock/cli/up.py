@@ -19,7 +19,7 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
 from penstock.run.prerequisites import require
-from penstock.run.services import ROLE, Machine, Needs, Services, prepare_machine, run_services, still_starting
+from penstock.run.services import ROLE, Needs, Services, prepare_machine, run_services, still_starting
 from penstock.supervise.folder import NAME, StateFolder
 from penstock.supervise.process import rotate, stop_on_signals, tail
 
@@ -55,7 +55,7 @@ def up(
             raise Misconfigured("--brokers", f"{brokers} brokers are not possible", "use 1, 3 or 5")
         config = replace(config, local=config.local.model_copy(update={"brokers": brokers}))
     needs = Needs.all(config)
-    if (needs.kafka or needs.redis) and (found := Services.find(config)) is not None:
+    if (needs.kafka or needs.redis) and (found := Services.at(config.state)) is not None:
         typer.echo(_already_up(config, found, brokers))
         return
     channels, redis = redact_address(config.channels.address), redact_address(config.redis.url)
@@ -67,9 +67,10 @@ def up(
     with Screen() as screen:
         screen.raise_file_limit()
         require(config, needs)
-        machine = prepare_machine(screen) if needs.kafka else None
+        if needs.kafka:
+            prepare_machine(screen)
         if foreground:
-            _serve(config, needs, machine, screen)
+            _serve(config, needs, screen)
         else:
             _detach(config, profile, brokers, screen)
 
@@ -87,10 +88,10 @@ def _already_up(config: Config, found: Services, brokers: int | None) -> str:
     return f"up already: {found.where}"
 
 
-def _serve(config: Config, needs: Needs, machine: Machine | None, screen: Screen) -> None:
+def _serve(config: Config, needs: Needs, screen: Screen) -> None:
     """Keep the services running until a signal."""
     with stop_on_signals() as stop, screen.stopping():
-        with run_services(config, needs, machine, stop, screen.event) as (supervisor, found):
+        with run_services(config, needs, stop, screen.event) as (supervisor, found):
             if not stop.is_set():
                 screen.say(f"up: {found.where}", "bold green")
                 supervisor.run_until(stop)
@@ -115,7 +116,7 @@ def _detach(config: Config, profile: str | None, brokers: int | None, screen: Sc
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
-            while not ((found := Services.find(config)) and found.up and found.pid == process.pid):
+            while not ((found := Services.at(config.state)) and found.up and found.pid == process.pid):
                 if process.poll() is not None:
                     lines = "\n".join(tail(log, 20))
                     why = f"it ended with code {process.returncode}; the end of {log}:\n{lines}"

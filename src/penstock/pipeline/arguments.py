@@ -7,17 +7,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from enum import StrEnum
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from penstock.analysis.query import NUMBER, PAYLOAD, Emit, Json, Late
+from penstock.analysis.query import NUMBER, PAYLOAD, Emit, Late
 from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
-Choice = TypeVar("Choice", bound=StrEnum)
+Choice = TypeVar("Choice", bound=str)
 
 
 def check_name(kind: str, name: str) -> str:
@@ -37,12 +36,6 @@ def check_columns(location: str, option: str, value: str | Sequence[str]) -> tup
 def check_text(location: str, option: str, value: Any) -> None:
     if value is not None and not isinstance(value, str):
         raise Misconfigured(location, f"{option}= is {value!r}", f'write a string: {option}="…"')
-
-
-def check_json(location: str, value: Json) -> Json:
-    if value not in (choices := get_args(Json)):
-        raise Misconfigured(location, f'json is "{value}"', f"the choices are {', '.join(choices)}")
-    return value
 
 
 def check_choice(location: str, option: str, choices: Iterable[Choice], value: str) -> Choice:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from penstock.analysis.query import Json, Query, Shape, Static
@@ -112,8 +113,10 @@ class Description:
     @contextmanager
     def locating(self) -> Iterator[None]:
         """Add the line of the declaration to each Misconfigured that the body raises."""
-        with locating(self.lines):
+        try:
             yield
+        except Misconfigured as error:
+            raise located(error, self.lines) from error
 
     def query(self, name: str) -> Query:
         """The query of this name, or the one whose result has this name; Misconfigured if there is none."""
@@ -210,15 +213,6 @@ class Description:
             raise Misconfigured(location, f"{channel} is not the result of a query", fix)
 
 
-@contextmanager
-def locating(lines: Mapping[str, str]) -> Iterator[None]:
-    """Add the line of the declaration to each Misconfigured that the body raises."""
-    try:
-        yield
-    except Misconfigured as error:
-        raise located(error, lines) from error
-
-
 def _reading_location(query: Query, channel: str) -> str:
     """The place where a query names a channel that it reads."""
     if query.file is None:
@@ -243,17 +237,8 @@ def _check_exists(location: str, name: str, channels: Collection[str]) -> None:
 
 
 def _check_acyclic(queries: Sequence[Query]) -> None:
-    reads = {query.into: set(query.inputs) for query in queries}
-    for start in reads:
-        pending, visited = list(reads[start]), set[str]()
-        while pending:
-            name = pending.pop()
-            if name == start:
-                raise Misconfigured(
-                    f"channel {start}",
-                    "its query depends on it",
-                    "write into another channel",
-                )
-            if name not in visited:
-                visited.add(name)
-                pending += reads.get(name, ())
+    try:
+        TopologicalSorter({query.into: query.inputs for query in queries}).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        raise Misconfigured(f"channel {cycle[0]}", "its query depends on it", "write into another channel") from error

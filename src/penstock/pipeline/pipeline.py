@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from penstock.analysis.query import TABLES, Emit, Json, Late, Mode, Query, Static
 from penstock.collect.registry import kind_of
@@ -21,11 +21,11 @@ from penstock.pipeline.description import (
     PageSpec,
     SourceSpec,
     StoreSpec,
-    locating,
 )
 from penstock.pipeline.sql import SqlFile, is_file, list_files, read_file
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+JSON: tuple[Json, ...] = get_args(Json)
 DELIVERIES = (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE)
 
 
@@ -124,7 +124,7 @@ class Pipeline:
             arguments.check_unique_by(location, unique, columns),
             compacted=compacted or table,
             table=table,
-            json=arguments.check_json(location, json),
+            json=arguments.check_choice(location, "json", JSON, json),
             config={name: str(value) for name, value in (config or {}).items()},
         )
 
@@ -283,7 +283,7 @@ class Pipeline:
             self.name, channels, tuple(self._sources), queries, tuple(self._stores), tuple(self._pages),
             tuple(self._statics.values()), self._delivery, dict(self._lines),
         )  # fmt: skip
-        with locating(self._lines):
+        with description.locating():
             description.check()
         return description
 

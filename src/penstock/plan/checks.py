@@ -144,7 +144,10 @@ def check(description: Description, config: Config, environ: Mapping[str, str] |
             fix = f"put it beside the pipeline: {path.absolute()}"
             raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", fix)
     for store in description.stores:
-        _check_scheme(f"store {store.url}", store.url, STORES)
+        scheme, separator, _ = store.url.partition("://")
+        if not separator or scheme not in STORES:
+            examples = ", ".join(f'"{one}://…"' for one in STORES)
+            raise Misconfigured(f"store {store.url}", f"{store.url} is not an address of a store", f"write {examples}")
         if store.url.startswith("delta:") and store.ttl is not None:
             raise Misconfigured(f"store {store.url}", "a lake has no ttl, because it keeps all records", "remove ttl=")
 
@@ -168,10 +171,3 @@ def _check_replay(description: Description, channels: Channels) -> None:
             f"{reader} has to read records again after a crash, which is not possible: {channels.promise.description}",
             "use kafka://, redis:// or file://",
         )
-
-
-def _check_scheme(location: str, url: str, schemes: tuple[str, ...]) -> None:
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme not in schemes:
-        examples = ", ".join(f'"{one}://…"' for one in schemes)
-        raise Misconfigured(location, f"{url} is not an address of a store", f"write {examples}")

@@ -219,9 +219,9 @@ class _AuditStatus:
         if self._rebuilt and snapshot.elapsed < REBUILT_FOR:
             # It lacks the records that the channels no longer hold.
             doubts.append(Doubt("ledger", str(self._config.ledger), self._rebuilt))
-        if (error := self._auditor.recent_error()) is not None:
+        if (recent := self._auditor.recent_error()) is not None:
             # Such as a damaged partition: the auditor continues with the others.
-            doubts.append(Doubt("channel", error.service, f"the auditor cannot read it: {error}"))
+            doubts.append(Doubt("channel", recent.service, f"the auditor cannot read it: {recent}"))
         self._report = Report(
             now,
             discrepancies=(*begun_late(content, first), *self._stores.discrepancies),

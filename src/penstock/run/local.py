@@ -5,9 +5,10 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.error import URLError
 
@@ -19,7 +20,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.sources import can_be_shared
 from penstock.run.new_checkpoint import Renewal
 from penstock.run.prerequisites import require
-from penstock.run.services import Machine, Needs, RunningPipeline, Screen, provide_services
+from penstock.run.services import Needs, RunningPipeline, Screen, provide_services
 from penstock.run.spools import waiting
 from penstock.run.status import Figures, report_status
 from penstock.run.tier import Tier, ensure_channels
@@ -30,51 +31,55 @@ from penstock.supervise.supervisor import Event, EventKind, Supervisor
 USUAL_PORT = 8787
 
 
+@dataclass(frozen=True)
 class LocalRun:
     """A run: its services and tiers, in a locked state folder."""
 
-    def __init__(
-        self,
-        file: Path,
-        description: Description,
-        config: Config,
-        profile: str | None,
-        renewal: Renewal | None = None,
-    ) -> None:
-        """`renewal`: the queries that get a new checkpoint before the start."""
-        self._file, self._description, self._config, self._profile = file, description, config, profile
-        self._renewal = renewal
+    file: Path
+    description: Description
+    config: Config
+    profile: str | None
+    renewal: Renewal | None = None
+    """The queries that get a new checkpoint before the start."""
 
     def require(self) -> None:
         """Raise Misconfigured if this machine lacks something that the run needs."""
-        require(self._config, self._needs(), self._description)
+        require(self.config, self._needs(), self.description)
 
     @contextmanager
-    def started(
-        self, machine: Machine, stop: threading.Event, screen: Screen
-    ) -> Iterator[tuple[Supervisor, RunningPipeline]]:
+    def started(self, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, RunningPipeline]]:
         """Start all; yield once all is ready, or `stop` is set; stop all afterwards."""
-        config = self._config
+        config = self.config
         with (
             StateFolder(config.state).locked() as folder,
-            provide_services(config, self._needs(), machine) as (services, found),
+            provide_services(config, self._needs()) as (services, found),
         ):
             config = config.with_services(found.kafka, found.redis)
             tiers, running = self._services(config, folder, services)
             running.write(folder.path)
 
             def on_services_ready() -> None:
+                """Prepare the channels, before a process starts that needs them."""
                 if found.pid == os.getpid():
                     replace(found, up=True).write(folder)
-                ensure_channels(config.bind(), self._description, screen.say)
-                if self._renewal is not None:
-                    for done in self._renewal.apply(self._description, config.checkpoints, config.bind()):
+                ensure_channels(config.bind(), self.description, screen.say)
+                if self.renewal is not None:
+                    for done in self.renewal.apply(self.description, config.checkpoints, config.bind()):
                         screen.say(done)
 
-            events = _Events(services, screen, on_services_ready)
-            supervisor = Supervisor([*services, *tiers], folder, events.event)
+            awaited = {service.name for service in services}
+
+            def on_event(event: Event) -> None:
+                screen.event(event)
+                if event.kind is EventKind.READY and event.service in awaited:
+                    awaited.remove(event.service)
+                    if not awaited:
+                        on_services_ready()
+
+            supervisor = Supervisor([*services, *tiers], folder, on_event)
             try:
-                events.check()
+                if not awaited:
+                    on_services_ready()
                 supervisor.start(stop)
                 space = DiskSpace(config.state, config.local.reserve)
                 with report_status(config.bind(), running.status, "run", _Usage(supervisor, space)):
@@ -85,40 +90,40 @@ class LocalRun:
 
     def _needs(self) -> Needs:
         """Redis is needed if a store or the channels use it."""
-        needs, address = Needs.all(self._config), self._config.channels.address
-        stored = any(store.url == "redis://" for store in self._description.stores)
-        return Needs(needs.kafka, needs.redis and (stored or address == "redis://"))
+        needs = Needs.all(self.config)
+        urls = [self.config.channels.address, *(store.url for store in self.description.stores)]
+        return replace(needs, redis=needs.redis and "redis://" in urls)
 
     def _services(
         self, config: Config, folder: StateFolder, below: list[Service]
     ) -> tuple[list[Service], RunningPipeline]:
         """The tiers, and the simulated feeds. `below`: the services that the run starts for them."""
-        description = self._description
-        services: list[Service] = []
-        env: dict[str, str] = {
+        description = self.description
+        env = {
             "PYTHONUNBUFFERED": "1",
             "PENSTOCK_CHANNELS_ADDRESS": config.channels.address,
             "PENSTOCK_REDIS_URL": config.redis.url,
         }
-        feeds = []
+        services: list[Service] = []
         for source in description.sources:
             if (simulation := parse_simulation(config.source_address(source))) is not None:
                 service, url = _simulation(source.name, *simulation, folder)
-                feeds.append(service)
+                services.append(service)
                 env[f"PENSTOCK_SOURCES_{source.name.upper()}"] = url
-        services += feeds
+        needs = tuple(service.name for service in below)
+        feeds = tuple(feed.name for feed in services)
         page = None
         if description.pages:
             host, port = config.page.host, self._page_port(folder)
             env["PENSTOCK_PAGE_PORT"] = str(port)
             page = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         for tier in self._tiers():
-            needs = tuple(service.name for service in below)
             if tier is Tier.COLLECT:
-                needs += tuple(feed.name for feed in feeds)
-            services.append(self._tier(tier, folder, env, needs, page))
-            if tier is Tier.COLLECT:
-                services += self._workers(services[-1], folder)
+                services += [
+                    self._tier(tier, folder, env, needs + feeds, page, worker) for worker in range(self._workers())
+                ]
+            else:
+                services.append(self._tier(tier, folder, env, needs, page))
         found = RunningPipeline(
             os.getpid(),
             description.name,
@@ -126,33 +131,22 @@ class LocalRun:
             config.bind().where,
             page,
             None if config.redis.url == LOCAL else config.redis.url,
-            str(self._file.absolute()),
+            str(self.file.absolute()),
             config.channels.address,
         )
         return services, found
 
-    def _workers(self, first: Service, folder: StateFolder) -> list[Service]:
-        """Further collector processes."""
-        if not any(can_be_shared(source, self._config) for source in self._description.sources):
-            return []
-        found = []
-        for worker in range(1, self._config.collect.workers):
-            name = f"{first.name}-{worker}"
-            ready = folder.sub("ready") / name
-            ready.unlink(missing_ok=True)
-            command = tuple(str(ready) if part.endswith(f"/{first.name}") else part for part in first.command)
-            env = {**first.env, "PENSTOCK_COLLECT_WORKER": str(worker)}
-            found.append(
-                replace(first, name=name, command=command, log=folder.log(name), ready=_ReadyFile(ready), env=env)
-            )
-        return found
+    def _workers(self) -> int:
+        """The number of collector processes."""
+        shared = any(can_be_shared(source, self.config) for source in self.description.sources)
+        return self.config.collect.workers if shared else 1
 
     def _tiers(self) -> list[Tier]:
-        description = self._description
+        description = self.description
         wanted = {
             Tier.ANALYSE: bool(description.queries or description.with_dead_letters or description.lakes),
             # Records of a removed source may wait on disk.
-            Tier.COLLECT: bool(description.sources) or any(waiting(self._config)),
+            Tier.COLLECT: bool(description.sources) or any(waiting(self.config)),
             Tier.LOAD: len(description.stores) > len(description.lakes),
             Tier.AUDIT: True,
             Tier.DELIVER: bool(description.pages),
@@ -160,40 +154,43 @@ class LocalRun:
         return [tier for tier, needed in wanted.items() if needed]
 
     def _tier(
-        self, tier: Tier, folder: StateFolder, env: dict[str, str], needs: tuple[str, ...], page: str | None
+        self,
+        tier: Tier,
+        folder: StateFolder,
+        env: dict[str, str],
+        needs: tuple[str, ...],
+        page: str | None,
+        worker: int = 0,
     ) -> Service:
-        ready_file = folder.sub("ready") / tier
+        name = f"{tier}-{worker}" if worker else str(tier)
+        if worker:
+            env = {**env, "PENSTOCK_COLLECT_WORKER": str(worker)}
+        ready_file = folder.sub("ready") / name
         ready_file.unlink(missing_ok=True)
-        profile = ("--profile", self._profile) if self._profile else ()
-        file, own_folder = str(self._file.absolute()), str(self._config.folder.absolute())
-        command = (
-            sys.executable,
-            "-m",
-            "penstock",
-            "tier",
-            tier,
-            file,
-            "--folder",
-            own_folder,
-            "--ready",
-            str(ready_file),
-            *profile,
-        )
-        ready: Callable[[], bool] = _ReadyFile(ready_file)
-        if tier is Tier.DELIVER:
+        command = [sys.executable, "-m", "penstock", "tier", tier, str(self.file.absolute())]
+        command += ["--folder", str(self.config.folder.absolute()), "--ready", str(ready_file)]
+        command += ["--profile", self.profile] if self.profile else []
+
+        def ready() -> bool:
             # Both, because another process may answer at that address.
-            bound, healthy = ready, _HttpReady(f"{page}/healthz")
-            ready = lambda: bound() and healthy()  # noqa: E731
+            return _has_ready_file(ready_file) and (tier is not Tier.DELIVER or _answers(f"{page}/healthz"))
+
         # Spark takes longest: it starts first and waits for the brokers. But new checkpoints have to exist before.
-        early = tier is Tier.ANALYSE and self._renewal is None
+        early = tier is Tier.ANALYSE and self.renewal is None
         return Service(
-            str(tier), command, folder.log(tier), ready, env,
-            needs=() if early else needs, uses=needs if early else (), ready_within=180,
-            stdin=tier is Tier.COLLECT and any(source.url.startswith("stdin:") for source in self._description.sources),
-        )  # fmt: skip
+            name,
+            tuple(command),
+            folder.log(name),
+            ready,
+            env,
+            needs=() if early else needs,
+            uses=needs if early else (),
+            ready_within=180,
+            stdin=tier is Tier.COLLECT and any(source.url.startswith("stdin:") for source in self.description.sources),
+        )
 
     def _page_port(self, folder: StateFolder) -> int:
-        port = self._config.page.port
+        port = self.config.page.port
         if port is None:
             with suppress(Misconfigured):
                 return folder.port("page", USUAL_PORT)
@@ -208,59 +205,32 @@ def _simulation(source: str, name: str, options: dict[str, str], folder: StateFo
     flags = [part for option, value in options.items() for part in (f"--{option}", value) if part]
     command = (sys.executable, "-m", "penstock", "feed", name, "--port", str(port), *flags)
     return (
-        Service(f"feed-{source}", command, folder.log(f"feed-{source}"), _HttpReady(f"http://127.0.0.1:{port}/")),
+        Service(
+            f"feed-{source}", command, folder.log(f"feed-{source}"), partial(_answers, f"http://127.0.0.1:{port}/")
+        ),
         f"ws://127.0.0.1:{port}/{name}",
     )
 
 
-class _Events:
-    """Passes events on, and calls `on_ready` once when all services are ready, before another process starts."""
-
-    def __init__(self, services: list[Service], screen: Screen, on_ready: Callable[[], None]) -> None:
-        self._awaited: set[str] | None = {service.name for service in services}
-        self._screen, self._on_ready = screen, on_ready
-
-    def event(self, event: Event) -> None:
-        self._screen.event(event)
-        if self._awaited is not None and event.kind is EventKind.READY:
-            self._awaited.discard(event.service)
-            self.check()
-
-    def check(self) -> None:
-        if self._awaited is not None and not self._awaited:
-            self._awaited = None
-            self._on_ready()
-
-
-class _ReadyFile:
+def _has_ready_file(file: Path) -> bool:
     """A readiness probe: the process whose pid is in the file is running."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __call__(self) -> bool:
-        try:
-            return psutil.pid_exists(int(self._file.read_text()))
-        except (FileNotFoundError, ValueError):
-            return False
+    try:
+        return psutil.pid_exists(int(file.read_text()))
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 # Without a proxy, which the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class _HttpReady:
+def _answers(url: str) -> bool:
     """A readiness probe: the address answers with 200."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __call__(self) -> bool:
-        try:
-            with _DIRECT.open(self._url, timeout=1) as response:
-                return bool(response.status == 200)
-        except (URLError, OSError):
-            return False
+    try:
+        with _DIRECT.open(url, timeout=1) as response:
+            return bool(response.status == 200)
+    except (URLError, OSError):
+        return False
 
 
 class _Usage:

@@ -37,7 +37,7 @@ def _kill_leftovers(config: Config) -> None:
     if not config.state.is_dir():
         return
     with StateFolder(config.state).locked():
-        if Services.find(config) is None:
+        if Services.at(config.state) is None:
             with StateFolder(config.state, ROLE).locked():
                 pass
 
@@ -49,7 +49,7 @@ def _checks(config: Config, needs: Needs, description: Description | None) -> It
             yield partial(_check_space, cache_folder(), JARS, "the jars and archives of Kafka and Spark")
     yield partial(_check_space, config.state, STATE, "records, checkpoints and logs")
     ports: dict[str, int | None] = {}
-    if Services.find(config) is None:
+    if Services.at(config.state) is None:
         if needs.redis:
             yield find_redis
             ports["[local] redis_port"] = config.local.redis_port

@@ -18,7 +18,7 @@ from penstock.core.text import redact_address
 from penstock.pipeline.config import LOCAL, LOCALS, Config
 from penstock.run.warm import is_warmed_up, kafka_archive
 from penstock.supervise.folder import StateFolder, from_note, write_note
-from penstock.supervise.java import Jars, Java, cache_folder, ensure_jars, find_java
+from penstock.supervise.java import cache_folder, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.process import Service, tied_to_parent
 from penstock.supervise.redis import redis_service
@@ -37,15 +37,7 @@ class Screen(Protocol):
     def jars(self, done: int, total: int) -> None: ...
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Java and the jars on this machine."""
-
-    java: Java
-    jars: Jars
-
-
-def prepare_machine(screen: Screen) -> Machine:
+def prepare_machine(screen: Screen) -> None:
     """Download the jars and run the warm-up, once per machine."""
     java = find_java()
     jars = ensure_jars(java, progress=screen.jars)
@@ -56,7 +48,6 @@ def prepare_machine(screen: Screen) -> Machine:
             subprocess.run(
                 tied_to_parent(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False
             )
-    return Machine(java, jars)
 
 
 @dataclass(frozen=True)
@@ -73,12 +64,8 @@ class Services:
     FILE = "services.json"
 
     @classmethod
-    def find(cls, config: Config) -> "Services | None":
-        """The services that run in this folder; None if there are none."""
-        return cls.at(config.state)
-
-    @classmethod
     def at(cls, state: Path) -> "Services | None":
+        """The services that run in this state folder; None if there are none."""
         return from_note(cls, StateFolder(state, ROLE).read_note(cls.FILE))
 
     @property
@@ -108,13 +95,13 @@ class Needs:
 
 
 @contextmanager
-def provide_services(config: Config, needs: Needs, machine: Machine) -> Iterator[tuple[list[Service], Services]]:
+def provide_services(config: Config, needs: Needs) -> Iterator[tuple[list[Service], Services]]:
     """Yield the services that a run has to start, and the addresses of all services.
 
     If `penstock up` has started the services, the run starts none; Misconfigured if one of them is missing.
     """
-    if (found := Services.find(config)) is None:
-        with _locked_services(config, needs, machine) as (_, services, found):
+    if (found := Services.at(config.state)) is None:
+        with _locked_services(config, needs) as (_, services, found):
             yield services, found
         return
     if not found.up:
@@ -139,10 +126,10 @@ def still_starting(config: Config, found: Services) -> Misconfigured:
 
 @contextmanager
 def run_services(
-    config: Config, needs: Needs, machine: Machine | None, stop: threading.Event, on_event: Callable[[Event], None]
+    config: Config, needs: Needs, stop: threading.Event, on_event: Callable[[Event], None]
 ) -> Iterator[tuple[Supervisor, Services]]:
     """Start the services; yield once they are ready, or `stop` is set; stop them afterwards."""
-    with _locked_services(config, needs, machine) as (folder, services, found):
+    with _locked_services(config, needs) as (folder, services, found):
         supervisor = Supervisor(services, folder, on_event)
         try:
             supervisor.start(stop)
@@ -155,17 +142,16 @@ def run_services(
 
 
 @contextmanager
-def _locked_services(
-    config: Config, needs: Needs, machine: Machine | None
-) -> Iterator[tuple[StateFolder, list[Service], Services]]:
-    """Lock the folder for its services. `machine` may be None if Kafka is not needed."""
+def _locked_services(config: Config, needs: Needs) -> Iterator[tuple[StateFolder, list[Service], Services]]:
+    """Lock the folder for its services."""
     with StateFolder(config.state, ROLE).locked() as folder:
         services: list[Service] = []
         found = Services(os.getpid())
         if needs.kafka:
-            assert machine is not None
-            archive = kafka_archive(machine.java, machine.jars)
-            brokers, servers = kafka_services(machine.java, machine.jars, folder, config.local, archive.use_flags())
+            java = find_java()
+            jars = ensure_jars(java)
+            flags = kafka_archive(java, jars).use_flags()
+            brokers, servers = kafka_services(java, jars, folder, config.local, flags)
             services += brokers
             found = replace(found, kafka=servers)
         if needs.redis:
@@ -184,7 +170,7 @@ def with_running_services(config: Config) -> Config:
 
     Misconfigured if services are needed and do not run, or are still starting.
     """
-    found, running = Services.find(config), RunningPipeline.at(config.state)
+    found, running = Services.at(config.state), RunningPipeline.at(config.state)
     if running is not None and running.address:
         config = config.with_addresses(running.address, running.redis or config.redis.url)
     elif found is not None:

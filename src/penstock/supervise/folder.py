@@ -11,14 +11,14 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar, cast
+from typing import IO, Literal, TypeVar
 
 import psutil
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.settings import Section
@@ -61,10 +61,9 @@ def read_note(file: Path) -> dict[str, object]:
 
 def from_note(cls: type[T], note: Mapping[str, object]) -> T | None:
     """Make a dataclass from a note of any version: unknown fields are ignored. None if a required field is missing."""
-    values = {field.name: note[field.name] for field in fields(cast(Any, cls)) if field.name in note}
     try:
-        return cls(**values)
-    except TypeError:
+        return TypeAdapter(cls).validate_python(note)
+    except ValidationError:
         return None
 
 
@@ -85,15 +84,11 @@ HOST = "127.0.0.1"
 _RANGE = range(20_000, 32_000)
 
 
-def require_free(port: int, setting: str) -> None:
-    """Misconfigured if a process listens on the port."""
-    if not _free(port):
-        raise _port_in_use(port, setting)
-
-
-def _port_in_use(port: int, setting: str) -> Misconfigured:
-    fix = f"stop the process that uses it, set another port, or leave {setting} out to get a free one"
-    return Misconfigured(setting, f"port {port} is in use", fix)
+def require_free(port: int, setting: str, used: Collection[int] = ()) -> None:
+    """Misconfigured if a process listens on the port, or another service will."""
+    if port in used or not _free(port):
+        fix = f"stop the process that uses it, set another port, or leave {setting} out to get a free one"
+        raise Misconfigured(setting, f"port {port} is in use", fix)
 
 
 def _free(port: int) -> bool:
@@ -183,7 +178,8 @@ class StateFolder:
         """Lock the folder, and kill the leftovers of a killed run; Misconfigured if another process has the lock."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_private(self.path)
+            # Earlier versions allowed other users to read it.
+            self.path.chmod(0o700)
             (self.path / ".gitignore").write_text("*\n")
             lock = self._lock.open("a+")
         except OSError as error:
@@ -241,9 +237,7 @@ class StateFolder:
         last_ports = {key: port for key, port in read_note(file).items() if isinstance(port, int)}
         others = {port for key, port in self._ports.items() if key != name}
         if wanted is not None:
-            if wanted in others:
-                raise _port_in_use(wanted, setting or name)
-            require_free(wanted, setting or name)
+            require_free(wanted, setting or name, others)
             port = wanted
         elif (last := last_ports.get(name)) is not None and last not in others and _free(last):
             port = last
@@ -262,37 +256,19 @@ class StateFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if (pid := self.owner()) is not None or time.monotonic() > until:
-                    raise self._in_use(pid) from None
+                    raise Misconfigured(
+                        str(self.path),
+                        f"it is in use by process {pid}" if pid else "it is in use by another process",
+                        f"stop that process (kill {pid or 'PID'}), or use another folder",
+                    ) from None
                 time.sleep(_TICK)
             else:
                 return
-
-    def _in_use(self, pid: int | None) -> Misconfigured:
-        return Misconfigured(
-            str(self.path),
-            f"it is in use by process {pid}" if pid else "it is in use by another process",
-            f"stop that process (kill {pid or 'PID'}), or use another folder",
-        )
 
 
 def private_opener(path: str, flags: int) -> int:
     """An opener for files that only their owner can read."""
     return os.open(path, flags, 0o600)
-
-
-def _make_private(folder: Path) -> None:
-    """Remove the permissions of other users, which earlier versions granted, from the folder and all files in it."""
-    if not folder.stat().st_mode & 0o077:
-        return
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            # A file of another user, or one that is just being removed, cannot be changed.
-            with suppress(OSError):
-                path = Path(parent, name)
-                if not path.is_symlink():
-                    path.chmod(path.stat().st_mode & 0o700)
-    # Last: an interrupted walk starts again at the next start.
-    folder.chmod(0o700)
 
 
 def _running_pid(written: str) -> int | None:

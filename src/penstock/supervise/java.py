@@ -14,8 +14,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from penstock.core.errors import Misconfigured, Unavailable
@@ -63,8 +63,9 @@ def _candidates(environ: Mapping[str, str], wheel: str) -> Iterator[tuple[str, P
         yield f"the wheel {wheel}", Path(importlib.import_module(wheel).JAVA)
 
 
+@lru_cache
 def _version_and_home(path: Path) -> tuple[int, Path]:
-    """Ask a Java for its version and home: a `java` on the PATH may be a shim."""
+    """Ask a Java for its version and home, once: it takes long. A `java` on the PATH may be a shim."""
     result = subprocess.run(
         [path, "-XshowSettings:properties", "-version"], capture_output=True, text=True, errors="replace", timeout=30
     )
@@ -101,7 +102,8 @@ def ensure_jars(
     if not _complete(target, checksums):
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            with _lock(target.with_suffix(".lock")):
+            with target.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _complete(target, checksums):
                     _download(java, target, checksums, progress or (lambda _done, _total: None), pauses)
         except OSError as error:
@@ -157,13 +159,6 @@ def _checksum(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _download(

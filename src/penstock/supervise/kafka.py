@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from struct import Struct
 
@@ -53,7 +54,7 @@ def kafka_services(
                 f"kafka-{node}",
                 ("sh", "-c", _script(java, jars, cluster, settings.kafka_memory, jvm)),
                 folder.log(f"kafka-{node}"),
-                ready=_BrokerReady(node, ports[node], cluster),
+                ready=partial(_is_ready, node, ports[node], cluster),
                 # UTF-8 for file names; fewer malloc arenas use less memory.
                 env={"LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "2"},
                 folder=broker_folder,
@@ -132,44 +133,29 @@ def _properties(node: int, port: int, controller_port: int, voters: str, brokers
 
 def _script(java: Java, jars: Jars, cluster: str, memory: str, flags: Sequence[str]) -> str:
     """Format the storage if necessary, then exec the broker."""
-    jvm = [
-        str(java.path),
-        *("-cp", ":".join(map(str, jars.kafka))),
-        f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-    ]
-    storage_tool = [
-        *jvm,
-        "-Xmx128m",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:ReservedCodeCacheSize=128m",
-        "kafka.tools.StorageTool",
-        "format",
-    ]
-    storage_tool += ["--cluster-id", cluster, "--config", "server.properties", "--ignore-formatted"]
+    jvm = [str(java.path), "-cp", ":".join(map(str, jars.kafka)), f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+    storage_tool = [*jvm, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=128m"]
+    storage_tool += ["kafka.tools.StorageTool", "format", "--cluster-id", cluster]
+    storage_tool += ["--config", "server.properties", "--ignore-formatted"]
     serve = [*jvm, f"-Xmx{memory}", *_JVM_OPTIONS, *flags, "kafka.Kafka", "server.properties"]
     return (
         f"test -e formatted || {{ {shlex.join(storage_tool)} && touch formatted; }} || exit 1\nexec {shlex.join(serve)}"
     )
 
 
-class _BrokerReady:
+def _is_ready(node: int, port: int, cluster: str) -> bool:
     """A readiness probe: this broker has joined its cluster and serves clients."""
-
-    def __init__(self, node: int, port: int, cluster: str) -> None:
-        self._node, self._port, self._cluster = node, port, cluster
-
-    def __call__(self) -> bool:
-        # librdkafka logs errors for a port without a listener.
-        try:
-            socket.create_connection((HOST, self._port), timeout=1).close()
-        except OSError:
-            return False
-        client = AdminClient({"bootstrap.servers": f"{HOST}:{self._port}", "log_level": 0})
-        try:
-            metadata = client.list_topics(timeout=1)
-        except KafkaException:
-            return False
-        return metadata.cluster_id == self._cluster and self._node in metadata.brokers
+    # librdkafka logs errors for a port without a listener.
+    try:
+        socket.create_connection((HOST, port), timeout=1).close()
+    except OSError:
+        return False
+    client = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0})
+    try:
+        metadata = client.list_topics(timeout=1)
+    except KafkaException:
+        return False
+    return metadata.cluster_id == cluster and node in metadata.brokers
 
 
 _HEADER = Struct(">qiibIhi")

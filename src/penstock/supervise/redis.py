@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import redis
@@ -47,20 +48,17 @@ def redis_service(
         "daemonize": "no",
     }
     command = (str(find_redis(environ)), *(part for key, value in options.items() for part in (f"--{key}", value)))
-    return Service("redis", command, folder.log("redis"), ready=_RedisReady(port, data)), f"redis://{HOST}:{port}/0"
+    return Service(
+        "redis", command, folder.log("redis"), ready=partial(_is_ready, port, data)
+    ), f"redis://{HOST}:{port}/0"
 
 
-class _RedisReady:
+def _is_ready(port: int, data: Path) -> bool:
     """A readiness probe: the server on the port uses our folder and has loaded its data."""
-
-    def __init__(self, port: int, data: Path) -> None:
-        self._port, self._data = port, data
-
-    def __call__(self) -> bool:
-        try:
-            with redis.Redis(HOST, self._port, socket_timeout=1, decode_responses=True, retry=_ONCE) as client:
-                # A server that is loading its data refuses PING.
-                client.ping()
-                return Path(str(client.config_get("dir")["dir"])) == self._data.resolve()
-        except redis.RedisError:
-            return False
+    try:
+        with redis.Redis(HOST, port, socket_timeout=1, decode_responses=True, retry=_ONCE) as client:
+            # A server that is loading its data refuses PING.
+            client.ping()
+            return Path(str(client.config_get("dir")["dir"])) == data.resolve()
+    except redis.RedisError:
+        return False

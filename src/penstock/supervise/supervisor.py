@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from graphlib import TopologicalSorter
 
 from penstock.core.clock import Clock, SystemClock
@@ -47,21 +48,15 @@ class Event:
     """The last lines of its log."""
 
     def __str__(self) -> str:
-        match self.kind:
-            case EventKind.STARTED:
-                text = f"started as process {self.pid}"
-            case EventKind.READY:
-                text = f"is ready after {self.delay or 0:.1f} s"
-            case EventKind.DIED:
-                text = f"died: {exit_reason(self.code)}"
-            case EventKind.FINISHED:
-                text = "finished"
-            case EventKind.RESTARTING:
-                text = f"starts again in {self.delay or 0:g} s"
-            case EventKind.STOPPED:
-                text = "stopped"
-            case EventKind.KILLED:
-                text = "did not stop in time and was killed"
+        text = {
+            EventKind.STARTED: f"started as process {self.pid}",
+            EventKind.READY: f"is ready after {self.delay or 0:.1f} s",
+            EventKind.DIED: f"died: {exit_reason(self.code)}",
+            EventKind.FINISHED: "finished",
+            EventKind.RESTARTING: f"starts again in {self.delay or 0:g} s",
+            EventKind.STOPPED: "stopped",
+            EventKind.KILLED: "did not stop in time and was killed",
+        }[self.kind]
         return f"{self.service} {text}"
 
 
@@ -128,14 +123,12 @@ class Supervisor:
         on_event: Callable[[Event], None] = lambda _event: None,
         clock: Clock | None = None,
     ) -> None:
+        self._clock = clock = clock or SystemClock()
         services = list(services)
-        self._runners = {
-            service.name: _ServiceRunner(service, folder, on_event, clock or SystemClock()) for service in services
-        }
+        self._runners = {service.name: _ServiceRunner(service, folder, on_event, clock) for service in services}
         if len(self._runners) < len(services):
             raise ValueError("two services have the same name")
         self._waves = _waves(services)
-        self._clock = clock or SystemClock()
 
     def start(self, stop: threading.Event | None = None) -> None:
         """Start all services, in parallel where possible; return when all are ready, or `stop` is set.
@@ -195,6 +188,7 @@ class _ServiceRunner:
         self.failures = 0
         self.finished = False
         self._folder, self._on_event, self._clock = folder, on_event, clock
+        self._event = partial(Event, service.name)
         self._process: Process | None = None
         self._since = 0.0
         self._ready_since: float | None = None
@@ -221,7 +215,7 @@ class _ServiceRunner:
         elif self._ready_since is None:
             if self.service.ready():
                 self._ready_since = self._clock.elapsed()
-                self._emit(EventKind.READY, delay=self._ready_since - self._since)
+                self._on_event(self._event(EventKind.READY, delay=self._ready_since - self._since))
             elif now - self._since > self.service.ready_within:
                 self._ended(None, now)
 
@@ -238,13 +232,13 @@ class _ServiceRunner:
     def stopped(self) -> bool:
         if self._process and self._process.exit_code() is not None:
             self._kill_process()
-            self._emit(EventKind.STOPPED)
+            self._on_event(self._event(EventKind.STOPPED))
         return self._process is None
 
     def kill(self) -> None:
         if self._process:
             self._kill_process()
-            self._emit(EventKind.KILLED)
+            self._on_event(self._event(EventKind.KILLED))
 
     def usage(self, measured: bool) -> Usage:
         process = self._process
@@ -263,7 +257,7 @@ class _ServiceRunner:
         self._process = process = start(self.service)
         self._folder.children.add(self.service.name, process.pid, process.created)
         self._since, self._ready_since = now, None
-        self._emit(EventKind.STARTED, pid=process.pid)
+        self._on_event(self._event(EventKind.STARTED, pid=process.pid))
 
     def _ended(self, code: int | None, now: float) -> None:
         assert self._process is not None
@@ -273,15 +267,15 @@ class _ServiceRunner:
         self._kill_process()
         if code == 0 and self.service.restart == "on-failure":
             self.finished = True
-            self._emit(EventKind.FINISHED, pid=pid)
+            self._on_event(self._event(EventKind.FINISHED, pid=pid))
             return
         self.failures += 1
         self._last_exit = (code, lines)
         self._deaths += 1
         self._died.append(now)
         self._not_before = now + backoff(self.failures)
-        self._emit(EventKind.DIED, pid=pid, code=code, lines=lines)
-        self._emit(EventKind.RESTARTING, delay=backoff(self.failures))
+        self._on_event(self._event(EventKind.DIED, pid=pid, code=code, lines=lines))
+        self._on_event(self._event(EventKind.RESTARTING, delay=backoff(self.failures)))
 
     def _kill_process(self) -> None:
         """Kill the process and its children, so that none of them is left at the next start."""
@@ -289,16 +283,6 @@ class _ServiceRunner:
         self._process.kill()
         self._folder.children.remove(self.service.name)
         self._process = self._ready_since = None
-
-    def _emit(
-        self,
-        kind: EventKind,
-        pid: int | None = None,
-        code: int | None = None,
-        delay: float | None = None,
-        lines: tuple[str, ...] = (),
-    ) -> None:
-        self._on_event(Event(self.service.name, kind, pid, code, delay, lines))
 
 
 def _waves(services: list[Service]) -> list[tuple[str, ...]]:

@@ -196,39 +196,32 @@ class _DyingSender:
     """A sender that kills the process before or after a send; or whose channel is not available."""
 
     inner: Sender
+    channels: "_DyingChannels"
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        if channel != "into":
+            await self.inner.send(channel, records)
+            return
+        if self.channels.away:
+            raise Unavailable("the channel", "it is not available")
+        self.channels.killer.at(self.channels.before)
+        await self.inner.send(channel, records)
+        self.channels.killer.at(self.channels.after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DyingChannels(SqliteChannels):
+    """A binder whose senders kill the process."""
+
     killer: _Killer
     before: Step
     after: Step
     away: bool = False
 
-    async def send(self, channel: str, records: Sequence[Record]) -> None:
-        if channel == "into" and self.away:
-            raise Unavailable("the channel", "it is not available")
-        dies = channel == "into"
-        if dies:
-            self.killer.at(self.before)
-        await self.inner.send(channel, records)
-        if dies:
-            self.killer.at(self.after)
-
-
-class _DyingChannels(SqliteChannels):
-    """A binder whose senders kill the process."""
-
-    killer: _Killer
-    steps: tuple[Step, Step]
-    away: bool
-
     @asynccontextmanager
     async def sender(self) -> AsyncIterator[Sender]:  # type: ignore[override]  # it has the shape of one
         async with super().sender() as inner:
-            yield _DyingSender(inner, self.killer, *self.steps, away=self.away)
-
-
-def _dying(files: SqliteChannels, killer: _Killer, steps: tuple[Step, Step], away: bool = False) -> _DyingChannels:
-    kind = type("_Dying", (_DyingChannels,), {"killer": killer, "steps": steps, "away": away})
-    made: _DyingChannels = kind(files.folder)
-    return made
+            yield _DyingSender(inner, self)
 
 
 @dataclass(frozen=True)
@@ -261,9 +254,14 @@ def _holds_records(intake: Intake) -> bool:
 
 
 async def _collect(source: Source, folder: Path, killer: _Killer) -> None:
-    on_disk = killer.step in ON_DISK
-    channels = _dying(_channels(folder), killer, (Step.BEFORE_CHANNEL, Step.AFTER_CHANNEL), away=on_disk)
-    disk = _dying(SqliteChannels(folder / "spool"), killer, (Step.BEFORE_DISK, Step.AFTER_DISK))
+    channels = _DyingChannels(
+        _channels(folder).folder,
+        killer=killer,
+        before=Step.BEFORE_CHANNEL,
+        after=Step.AFTER_CHANNEL,
+        away=killer.step in ON_DISK,
+    )
+    disk = _DyingChannels(folder / "spool", killer=killer, before=Step.BEFORE_DISK, after=Step.AFTER_DISK)
     loop = IngestLoop(
         _DyingSource(source, killer),
         "into",
