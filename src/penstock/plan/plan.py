@@ -65,27 +65,22 @@ def of_query(
     `identified`: its rows have a version or an origin. `abandons`: a batch that a crash interrupts is not repeated.
     `keyed`: its rows have an origin and come from Python state. `unnumbered`: why some rows have no origin.
     """
+    why, fix = "rows may be written again after a crash", ""
     if unnumbered is not None:
-        return HopGuarantee(
-            required,
-            Guarantee.AT_LEAST_ONCE,
-            f"rows may be written again after a crash, and {unnumbered}",
-            "store them in a table, such as redis://…, which keeps the last row of a key",
-        )
-    if identified:
-        why = "rows may be written again after a crash; their version shows which is newer"
-        if keyed:
-            why = "the first row of a record has its number; further rows may be repeated after a crash"
-        return HopGuarantee(required, Guarantee.EXACTLY_ONCE, why)
-    if abandons:
+        guarantee, why = Guarantee.AT_LEAST_ONCE, f"{why}, and {unnumbered}"
+        fix = "store them in a table, such as redis://…, which keeps the last row of a key"
+    elif identified and keyed:
+        guarantee = Guarantee.EXACTLY_ONCE
+        why = "the first row of a record has its number; further rows may be repeated after a crash"
+    elif identified:
+        guarantee, why = Guarantee.EXACTLY_ONCE, f"{why}; their version shows which is newer"
+    elif abandons:
+        guarantee = Guarantee.AT_MOST_ONCE
         why = "a batch that a crash interrupts is not repeated; the audit counts its records as missing"
-        return HopGuarantee(required, Guarantee.AT_MOST_ONCE, why)
-    return HopGuarantee(
-        required,
-        Guarantee.AT_LEAST_ONCE,
-        "rows may be written again after a crash, and nothing identifies them",
-        "add seen() to its aggregation, or keep the column origin",
-    )
+    else:
+        guarantee, why = Guarantee.AT_LEAST_ONCE, f"{why}, and nothing identifies them"
+        fix = "add seen() to its aggregation, or keep the column origin"
+    return HopGuarantee(required, guarantee, why, fix)
 
 
 def of_store(required: Guarantee) -> HopGuarantee:
@@ -274,21 +269,15 @@ _VERSION = "version by seen()"
 
 def _remarks(query: Query, identity: str, engine: Engine, hop: HopGuarantee) -> Iterator[str]:
     """What a query does not guarantee, with the fix."""
-    if identity == _NONE:
-        if hop.weaker:
-            yield (
-                f"query {query.name}: its rows have neither seen() nor origin; after a crash an older row may replace "
-                "a newer one, and the audit does not know how many records they hold. "
-                f"{hop.guarantee.capitalize()} is weaker than {hop.required}, which is required: {hop.fix}."
-            )
-    else:
-        if hop.weaker:
-            yield (
-                f"query {query.name}: {hop.why}. "
-                f"{hop.guarantee.capitalize()} is weaker than {hop.required}, which is required: {hop.fix}."
-            )
-        if (why := engine.uncounted(query)) is not None:
-            yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
+    if hop.weaker:
+        why = hop.why
+        if identity == _NONE:
+            why = "its rows have neither seen() nor origin; after a crash an older row may replace a newer one, "
+            why += "and the audit does not know how many records they hold"
+        weaker = f"{hop.guarantee.capitalize()} is weaker than {hop.required}, which is required"
+        yield f"query {query.name}: {why}. {weaker}: {hop.fix}."
+    if identity != _NONE and (uncounted := engine.uncounted(query)) is not None:
+        yield f"query {query.name}: the audit cannot check that each record is in its rows: {uncounted}."
     if identity == _VERSION and any(engine.shapes[name].unique for name in query.inputs):
         if len(query.inputs) > 1:
             yield f"query {query.name}: it reads several channels, and reads duplicates in them twice."
@@ -305,9 +294,8 @@ def _identity(columns: list[str]) -> str:
 def _channels(config: Config) -> str:
     address = config.channels.address
     local = ", started here" if address in LOCALS else ""
-    return (
-        f"{redact_address(address)}{local}: {config.with_services('local', 'redis://local').bind().promise.description}"
-    )
+    promise = config.with_services("local", "redis://local").bind().promise
+    return f"{redact_address(address)}{local}: {promise.description}"
 
 
 def _hops(description: Description, config: Config, guarantees: Mapping[str, HopGuarantee]) -> list[Hop]:
@@ -317,22 +305,15 @@ def _hops(description: Description, config: Config, guarantees: Mapping[str, Hop
     for spec in description.sources:
         source = make_source(spec, config, required)
         wrapped = source if spec.shed is None else shedding(source, spec.shed)
-        hops.append(
-            _hop(redact_address(config.source_address(spec)), kind_of(source), spec.into, of_source(wrapped, required))
-        )
+        address = redact_address(config.source_address(spec))
+        hops.append(_hop(address, kind_of(source), spec.into, of_source(wrapped, required)))
     for query in description.queries:
         hops += [_hop(name, f"{_QUERY}{query.name}", query.into, guarantees[query.name]) for name in query.inputs]
         named = (static for static in description.statics if static.name in query.statics)
         hops += [_static(static, f"query {query.name}") for static in named]
-    hops += [
-        _hop(
-            store.channel,
-            "Spark" if store in description.lakes else "loader",
-            redact_address(store.url),
-            of_store(required),
-        )
-        for store in description.stores
-    ]
+    for store in description.stores:
+        by = "Spark" if store in description.lakes else "loader"
+        hops.append(_hop(store.channel, by, redact_address(store.url), of_store(required)))
     hops += [_hop(page.channel, "feed", "browsers", of_page(required)) for page in description.pages]
     return hops
 

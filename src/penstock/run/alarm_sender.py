@@ -15,7 +15,6 @@ import httpx
 
 from penstock.audit.rules import Alarm
 from penstock.audit.settings import AuditSettings
-from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable, retry
 from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook
 
@@ -44,16 +43,8 @@ def sending_alarms(settings: AuditSettings, pipeline: str) -> Iterator[Update]:
 class AlarmSender:
     """A thread that sends alarms that began or ended. `delivered`, `refused` and `dropped` count messages."""
 
-    def __init__(
-        self,
-        url: str,
-        pipeline: str,
-        key: bytes = b"",
-        clock: Clock | None = None,
-        timeout: float = TIMEOUT,
-        most: int = MOST,
-    ) -> None:
-        self._webhook, self._pipeline, self._most = Webhook(url, key, clock or SystemClock()), pipeline, most
+    def __init__(self, url: str, pipeline: str, key: bytes = b"", timeout: float = TIMEOUT, most: int = MOST) -> None:
+        self._webhook, self._pipeline, self._most = Webhook(url, key), pipeline, most
         self._client = _client(timeout)
         self._active: dict[tuple[str, str], Alarm] = {}
         self._waiting: deque[Message] = deque()
@@ -72,20 +63,16 @@ class AlarmSender:
     def update(self, active: Sequence[Alarm]) -> None:
         """Take the alarms that are on; those that began or ended are sent soon. Returns at once."""
         before, self._active = self._active, {alarm.key: alarm for alarm in active}
-        messages = [
-            *(self._message("alarm.ended", alarm) for key, alarm in before.items() if key not in self._active),
-            *(self._message("alarm.begun", alarm) for key, alarm in self._active.items() if key not in before),
-        ]
-        if not messages:
-            return
+        changes = [("alarm.ended", alarm) for key, alarm in before.items() if key not in self._active]
+        changes += [("alarm.begun", alarm) for key, alarm in self._active.items() if key not in before]
         with self._changed:
-            self._waiting.extend(messages)
-            if (over := len(self._waiting) - self._most) > 0:
-                for _ in range(over):
-                    self._waiting.popleft()
+            for kind, alarm in changes:
+                self._waiting.append(self._webhook.message(kind, {"pipeline": self._pipeline, **alarm.to_json()}))
+            while len(self._waiting) > self._most:
+                self._waiting.popleft()
                 if not self.dropped:
                     log.warning("%s is too slow: the oldest messages are dropped", self._webhook.who)
-                self.dropped += over
+                self.dropped += 1
             self._changed.notify()
 
     def close(self, drain: float = DRAIN) -> None:
@@ -97,9 +84,6 @@ class AlarmSender:
         self._enough.set()
         if self._waiting:
             log.warning("%s did not take %d messages", self._webhook.who, len(self._waiting))
-
-    def _message(self, kind: str, alarm: Alarm) -> Message:
-        return self._webhook.message(kind, {"pipeline": self._pipeline, **alarm.to_json()})
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 

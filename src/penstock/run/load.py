@@ -1,6 +1,7 @@
 """The load process: fills the stores except lakes, which Spark fills in the analysis process."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from penstock.audit.account import Account
 from penstock.audit.writers import Writers
@@ -35,27 +36,17 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
         found = [loader.account(store_node(store.url, store.channel)) for store, loader in loaders.items()]
         return [account for account in found if account is not None]
 
-    failures: list[BaseException] = []
-
-    def work(loader: Loader) -> None:
-        try:
-            loader.run(stop)
-        except BaseException as error:  # noqa: BLE001 (raised by the thread that waits)
-            failures.append(error)
-            stop.set()
-
-    threads = [
-        threading.Thread(target=work, args=(loader,), name=f"load {store.channel}") for store, loader in loaders.items()
-    ]
     with (
         report_status(channels, description.status, Tier.LOAD, figures),
         accounting(channels, description.bookmarks, accounts),
+        ThreadPoolExecutor(max(1, len(loaders)), "load") as threads,
     ):
-        for thread in threads:
-            thread.start()
+        running = [threads.submit(loader.run, stop) for loader in loaders.values()]
         ready()
-        for thread in threads:
-            thread.join()
-        stop.wait()
-    if failures:
-        raise failures[0]
+        try:
+            for done in as_completed(running):
+                done.result()
+            stop.wait()
+        finally:
+            # After an error, the other loaders end, too.
+            stop.set()

@@ -82,7 +82,12 @@ class LocalRun:
                     on_services_ready()
                 supervisor.start(stop)
                 space = DiskSpace(config.state, config.local.reserve)
-                with report_status(config.bind(), running.status, "run", _Usage(supervisor, space)):
+
+                def figures() -> Figures:
+                    usage = {name: asdict(one) for name, one in supervisor.processes().items()}
+                    return {"usage": usage, "disk": space.figures()}
+
+                with report_status(config.bind(), running.status, "run", figures):
                     yield supervisor, running
             finally:
                 supervisor.stop()
@@ -231,23 +236,3 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (URLError, OSError):
         return False
-
-
-class _Usage:
-    """The usage of all services. Memory is measured every few seconds, because it is slow for a JVM."""
-
-    _EVERY = 5.0
-
-    def __init__(self, supervisor: Supervisor, space: DiskSpace) -> None:
-        self._supervisor, self._space = supervisor, space
-        self._at = -self._EVERY
-        self._memory: dict[str, int] = {}
-
-    def __call__(self) -> Figures:
-        if measured := time.monotonic() - self._at >= self._EVERY:
-            self._at = time.monotonic()
-        usage = self._supervisor.processes(measured)
-        if measured:
-            self._memory = {name: one.memory for name, one in usage.items()}
-        report = {name: {**asdict(one), "memory": self._memory.get(name, 0)} for name, one in usage.items()}
-        return {"usage": report, "disk": self._space.figures()}

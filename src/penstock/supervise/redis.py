@@ -32,9 +32,7 @@ def find_redis(environ: Mapping[str, str] | None = None, wheel: str = WHEEL) -> 
     )
 
 
-def redis_service(
-    folder: StateFolder, settings: LocalSettings, environ: Mapping[str, str] | None = None
-) -> tuple[Service, str]:
+def redis_service(folder: StateFolder, settings: LocalSettings) -> tuple[Service, str]:
     """The service and its address."""
     port = folder.port("redis", settings.redis_port, "[local] redis_port")
     data = folder.sub("redis")
@@ -47,7 +45,7 @@ def redis_service(
         "save": "",
         "daemonize": "no",
     }
-    command = (str(find_redis(environ)), *(part for key, value in options.items() for part in (f"--{key}", value)))
+    command = (str(find_redis()), *(part for key, value in options.items() for part in (f"--{key}", value)))
     return Service(
         "redis", command, folder.log("redis"), ready=partial(_is_ready, port, data)
     ), f"redis://{HOST}:{port}/0"

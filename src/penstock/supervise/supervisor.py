@@ -88,6 +88,8 @@ def repair_hint(lines: Sequence[str]) -> str:
 STOP_WITHIN = 10.0
 HEALTHY_AFTER = 60.0
 RECENT = 60.0
+MEASURE_EVERY = 5.0
+"""Seconds between two measurements of memory, which are slow for a JVM."""
 _TICK = 0.05
 
 
@@ -163,9 +165,9 @@ class Supervisor:
             for runner in self._runners.values():
                 runner.kill()
 
-    def processes(self, measured: bool = True) -> dict[str, Usage]:
-        """The usage of each service. With `measured`, including memory, which takes a while for a JVM."""
-        return {name: runner.usage(measured) for name, runner in self._runners.items()}
+    def processes(self) -> dict[str, Usage]:
+        """The usage of each service."""
+        return {name: runner.usage() for name, runner in self._runners.items()}
 
     def _may_start(self, runner: "_ServiceRunner") -> bool:
         return all(self._runners[need].arrived for need in runner.service.needs)
@@ -194,6 +196,8 @@ class _ServiceRunner:
         self._ready_since: float | None = None
         self._not_before = 0.0
         self._deaths = 0
+        self._measured = (0, 0.0, 0)
+        """The process whose memory was measured last, when, and the bytes."""
         self._died: deque[float] = deque(maxlen=10)
         self._last_exit: tuple[int | None, tuple[str, ...]] = (None, ())
 
@@ -240,11 +244,16 @@ class _ServiceRunner:
             self._kill_process()
             self._on_event(self._event(EventKind.KILLED))
 
-    def usage(self, measured: bool) -> Usage:
-        process = self._process
-        pid, memory = (process.pid, process.memory() if measured else 0) if process else (None, 0)
-        lately = sum(self._clock.elapsed() - at < RECENT for at in tuple(self._died))
-        return Usage(pid, memory, self._deaths, lately, self._error())
+    def usage(self) -> Usage:
+        process, now = self._process, self._clock.elapsed()
+        lately = sum(now - at < RECENT for at in tuple(self._died))
+        if process is None:
+            return Usage(None, 0, self._deaths, lately, self._error())
+        measured_pid, measured_at, memory = self._measured
+        if measured_pid != process.pid or now - measured_at >= MEASURE_EVERY:
+            memory = process.memory()
+            self._measured = process.pid, now, memory
+        return Usage(process.pid, memory, self._deaths, lately, self._error())
 
     def _error(self) -> str | None:
         if not self._deaths:

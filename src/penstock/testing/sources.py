@@ -9,7 +9,7 @@ class TestMySource(SourceContract):
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -93,27 +93,15 @@ class SourceContract:
         """Sources do not validate payloads; the channel does."""
         if not (payloads := [one.payload for one in DOCUMENTS if self.supports(one.payload)]):
             raise SkipTest("the payloads of this source need a certain form")
-        found: list[bytes] = []
         async with upstream.source.open(ResumeState()) as intakes:
             await upstream.add_records(payloads)
-            async with asyncio.timeout(TIMEOUT):
-                async for intake in intakes:
-                    found += [one.value for one in arrivals(intake)]
-                    await intake.settle(None)
-                    if len(found) >= len(payloads):
-                        break
+            found = await _received(intakes, len(payloads))
         assert Counter(found) == Counter(payloads)
 
     async def test_records_arrive_in_order(self, upstream: Upstream) -> None:
         async with upstream.source.open(ResumeState()) as intakes:
             await upstream.add_records(payloads := upstream.payloads(50))
-            found: list[bytes] = []
-            async with asyncio.timeout(TIMEOUT):
-                async for intake in intakes:
-                    found += [one.value for one in arrivals(intake)]
-                    await intake.settle(None)
-                    if len(found) >= len(payloads):
-                        break
+            found = await _received(intakes, len(payloads))
         assert found == payloads
 
     async def test_nothing_is_acknowledged_before_it_is_durable(self, upstream: Upstream) -> None:
@@ -199,6 +187,18 @@ class SourceContract:
         assert source.guarantee in Guarantee
         assert source.description
         assert not source.description.endswith(".")
+
+
+async def _received(intakes: AsyncIterator[Intake], count: int) -> list[bytes]:
+    """The payloads of the next records; each intake is acknowledged."""
+    found: list[bytes] = []
+    async with asyncio.timeout(TIMEOUT):
+        async for intake in intakes:
+            found += [one.value for one in arrivals(intake)]
+            await intake.settle(None)
+            if len(found) >= count:
+                break
+    return found
 
 
 class Running:
