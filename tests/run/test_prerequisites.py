@@ -9,9 +9,8 @@ from penstock.core.errors import Misconfigured, SeveralMisconfigured
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
-from penstock.run import prerequisites
-from penstock.run.prerequisites import require
-from penstock.run.services import Needs
+from penstock.run import services
+from penstock.run.services import Needs, require
 from penstock.supervise.folder import StateFolder
 
 ALL = Needs(kafka=True, redis=True)
@@ -42,7 +41,7 @@ def test_all_that_is_missing_is_told_at_once_and_nothing_is_fetched(
 
 
 def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "STATE", 1 << 60)
+    monkeypatch.setattr(services, "STATE", 1 << 60)
     with pytest.raises(Misconfigured) as error:
         require(Config.read(tmp_path, environ={}), Needs(kafka=False, redis=False))
     assert error.value.location == str(tmp_path / ".penstock")

@@ -18,8 +18,7 @@ from penstock.cli.progress import Screen, folder_option
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
-from penstock.run.prerequisites import require
-from penstock.run.services import ROLE, Needs, Services, prepare_machine, run_services, still_starting
+from penstock.run.services import ROLE, Needs, Services, prepare_machine, require, run_services, still_starting
 from penstock.supervise.folder import NAME, StateFolder
 from penstock.supervise.process import rotate, stop_on_signals, tail
 

@@ -44,7 +44,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
         lags = stack.enter_context(_lags(description, channels))
         loops = {
             name: IngestLoop(
-                _shed(source, _source(source, name, description, config, channels), lags),
+                _source(source, name, description, config, channels, lags),
                 source.into,
                 channels,
                 heartbeats=description.heartbeats,
@@ -143,11 +143,9 @@ def _lags(description: Description, channels: Channels) -> Iterator[Lags]:
         yield behind
 
 
-def _shed(spec: SourceSpec, source: Source, lags: Lags) -> Source:
-    return source if spec.shed is None else shedding(source, spec.shed, partial(lags, spec.into))
-
-
-def _source(spec: SourceSpec, name: str, description: Description, config: Config, channels: Channels) -> Source:
+def _source(
+    spec: SourceSpec, name: str, description: Description, config: Config, channels: Channels, lags: Lags
+) -> Source:
     if parse_simulation(config.source_address(spec)) is not None:
         raise Misconfigured(
             f"source {spec.name}",
@@ -156,7 +154,8 @@ def _source(spec: SourceSpec, name: str, description: Description, config: Confi
         )
     dead = description.channels[spec.into].dead
     context = SourceContext(channels, spec.into, dead, description.bookmarks, config.state)
-    return make_source(spec, config, description.delivery, os.environ, context, name)
+    source = make_source(spec, config, description.delivery, os.environ, context, name)
+    return source if spec.shed is None else shedding(source, spec.shed, partial(lags, spec.into))
 
 
 def limit(channels: Channels, channel: str) -> int:

@@ -19,8 +19,7 @@ from penstock.pipeline.config import LOCAL, Config, parse_simulation
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import can_be_shared
 from penstock.run.new_checkpoint import Renewal
-from penstock.run.prerequisites import require
-from penstock.run.services import Needs, RunningPipeline, Screen, provide_services
+from penstock.run.services import Needs, RunningPipeline, Screen, provide_services, require
 from penstock.run.spools import waiting
 from penstock.run.status import Figures, report_status
 from penstock.run.tier import Tier, ensure_channels

@@ -1,30 +1,37 @@
 """The local services of a pipeline, Kafka and Redis, and the files in its state folder by which commands find them.
 
-Either `penstock up` starts the services, until `penstock down`; or a run starts its own. Both use the same data.
+Either `penstock up` starts the services, until `penstock down`; or a run starts its own. Both use the same data. Before
+that, `require` checks that this machine has all that they need.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from penstock.core.errors import Misconfigured
+from penstock.collect.listen import Endpoint, endpoint
+from penstock.core.errors import Misconfigured, raise_all
 from penstock.core.text import redact_address
 from penstock.pipeline.config import LOCAL, LOCALS, Config
+from penstock.pipeline.description import Description
 from penstock.run.warm import is_warmed_up, kafka_archive
-from penstock.supervise.folder import StateFolder, from_note, write_note
-from penstock.supervise.java import cache_folder, ensure_jars, find_java
+from penstock.supervise.folder import StateFolder, from_note, require_free, write_note
+from penstock.supervise.java import cache_folder, cached_jars, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.process import Service, tied_to_parent
-from penstock.supervise.redis import redis_service
+from penstock.supervise.redis import find_redis, redis_service
 from penstock.supervise.supervisor import Event, Supervisor
 
 ROLE = "services"
+STATE, JARS = 256 << 20, 1 << 30
+"""Bytes that have to be free for the state, and for jars and archives."""
 
 
 class Screen(Protocol):
@@ -73,10 +80,6 @@ class Services:
         """Their addresses, as text."""
         addresses = {"Kafka": self.kafka, "Redis": self.redis}
         return ", ".join(f"{name} at {address}" for name, address in addresses.items() if address)
-
-    def has(self, address: str) -> bool:
-        """Whether one of them has the channels at this address."""
-        return address in (f"kafka://{self.kafka}", self.redis)
 
     def write(self, folder: StateFolder) -> None:
         write_note(folder.path / self.FILE, asdict(self))
@@ -181,9 +184,67 @@ def with_running_services(config: Config) -> Config:
             "nothing runs here",
             "start a pipeline (penstock run FILE, penstock demo), or only the services: penstock up",
         )
-    if found is not None and not found.up and found.has(config.channels.address):
+    if found is not None and not found.up and config.channels.address in (f"kafka://{found.kafka}", found.redis):
         raise still_starting(config, found)
     return config
+
+
+def require(config: Config, needs: Needs, description: Description | None = None) -> None:
+    """Raise Misconfigured with all that is missing for a run, or for the services if there is no pipeline."""
+    _kill_leftovers(config)
+    missing: list[Misconfigured] = []
+    for check in _checks(config, needs, description):
+        try:
+            check()
+        except Misconfigured as error:
+            missing.append(error)
+    raise_all(missing)
+
+
+def _kill_leftovers(config: Config) -> None:
+    """Kill the leftovers of a killed run, which may use ports; Misconfigured if a run is active."""
+    if not config.state.is_dir():
+        return
+    with StateFolder(config.state).locked():
+        if Services.at(config.state) is None:
+            with StateFolder(config.state, ROLE).locked():
+                pass
+
+
+def _checks(config: Config, needs: Needs, description: Description | None) -> Iterator[Callable[[], object]]:
+    if needs.kafka or description is not None:
+        yield find_java
+        if cached_jars() is None:
+            yield partial(_check_space, cache_folder(), JARS, "the jars and archives of Kafka and Spark")
+    yield partial(_check_space, config.state, STATE, "records, checkpoints and logs")
+    ports: dict[str, int | None] = {}
+    if Services.at(config.state) is None:
+        if needs.redis:
+            yield find_redis
+            ports["[local] redis_port"] = config.local.redis_port
+        if needs.kafka:
+            ports["[local] kafka_port"] = config.local.kafka_port
+    if description is not None:
+        if description.pages:
+            ports["[page] port"] = config.page.port
+        for source in description.sources:
+            if (url := config.source_address(source)).startswith("listen+"):
+                yield partial(_check_listener, source.name, endpoint(url, source.name), config.collect.workers > 1)
+    for setting, port in ports.items():
+        if port is not None:
+            yield partial(require_free, port, setting)
+
+
+def _check_listener(name: str, at: Endpoint, shared: bool) -> None:
+    with at.listen(name, shared):
+        pass
+
+
+def _check_space(folder: Path, needed: int, what: str) -> None:
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if (free := shutil.disk_usage(parent).free) < needed:
+        problem = f"{free >> 20} MiB are free, but {what} need {needed >> 20} MiB"
+        raise Misconfigured(str(folder), problem, "free some space, or use another disk")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from penstock.channels.sqlite import SqliteChannels
@@ -131,12 +130,10 @@ def _is_held(spool: Spool) -> bool:
 
 
 def _spool(name: str, config: Config) -> Spool:
-    return Spool(SqliteChannels(_folder(config)), name, config.collect.spool, free=partial(_free, config.state))
+    return Spool(
+        SqliteChannels(_folder(config)), name, config.collect.spool, free=lambda: shutil.disk_usage(config.state).free
+    )
 
 
 def _folder(config: Config) -> Path:
     return config.state / "spool"
-
-
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

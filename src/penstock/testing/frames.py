@@ -55,10 +55,7 @@ def answer(
     Static tables are given by name, as frames or rows; one that is not is read as it was declared.
     """
     description = pipeline.describe()
-    queries = {one.name: one for one in description.queries}
-    if query not in queries:
-        raise Misconfigured(f"pipeline {pipeline.name}", f'it has no query "{query}"', f"it has {', '.join(queries)}")
-    declared = queries[query]
+    declared = description.query(query)
     if unknown := [name for name in tables if name not in declared.statics]:
         fix = f"those that it names: {', '.join(declared.statics) or 'none'}"
         raise Misconfigured(f"query {query}", f'it names no static table "{unknown[0]}"', fix)
