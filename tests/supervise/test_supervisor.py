@@ -33,10 +33,8 @@ class Scripts:
 
     folder: Path
 
-    def service(
-        self, name: str, script: str = "exec sleep 600", *needs: str, mark: str = "", ends: bool = False
-    ) -> Service:
-        """Ready when the file `mark` is there, or at once; one that `ends` may end with code 0."""
+    def service(self, name: str, script: str = "exec sleep 600", *needs: str, mark: str = "") -> Service:
+        """Ready when the file `mark` is there, or at once."""
         return Service(
             name,
             ("sh", "-c", script),
@@ -45,7 +43,6 @@ class Scripts:
             folder=self.folder,
             needs=needs,
             ready_within=20,
-            restart="on-failure" if ends else "always",
         )
 
 
@@ -175,17 +172,6 @@ def test_one_that_starts_again_waits_for_what_it_needs(
             ("base", EventKind.READY),
             ("top", EventKind.STARTED),
         ]
-
-
-def test_an_end_on_purpose_is_not_a_death(running: Running, scripts: Scripts, events: list[Event]) -> None:
-    once = scripts.service("feed", "exit 0", mark="never", ends=True)
-    with running([once, scripts.service("next", "exit 0", "feed", ends=True)]) as supervisor:
-        supervisor.run_until(threading.Event())
-        assert history(events, EventKind.FINISHED, EventKind.DIED) == [
-            ("feed", EventKind.FINISHED),
-            ("next", EventKind.FINISHED),
-        ]
-        assert supervisor.processes()["feed"].pid is None
 
 
 def test_the_stop_goes_against_the_order_of_needs(running: Running, scripts: Scripts, events: list[Event]) -> None:
@@ -319,7 +305,6 @@ def test_usage_says_why_a_service_died(running: Running, scripts: Scripts, watch
         (Event("redis", EventKind.DIED, code=3), "redis died: it ended with code 3"),
         (Event("redis", EventKind.DIED), "redis died: it did not become ready"),
         (Event("redis", EventKind.RESTARTING, delay=0.5), "redis starts again in 0.5 s"),
-        (Event("redis", EventKind.FINISHED), "redis finished"),
         (Event("redis", EventKind.STOPPED), "redis stopped"),
         (Event("redis", EventKind.KILLED), "redis did not stop in time and was killed"),
     ],

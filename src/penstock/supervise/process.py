@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Literal
 
 import psutil
 
@@ -31,8 +30,7 @@ class Service:
 
     `ready`: a readiness probe, which returns within about a second and never raises. `env`: added to the environment
     of the supervisor. `needs`: services that have to be ready before this one starts; they stop after it. `uses`:
-    services that stop after it. `ready_within`: seconds until it has to be ready. With `restart="on-failure"`, an
-    exit with code 0 is not a failure.
+    services that stop after it. `ready_within`: seconds until it has to be ready.
     """
 
     name: str
@@ -44,8 +42,6 @@ class Service:
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     ready_within: float = 60.0
-    restart: Literal["always", "on-failure"] = "always"
-    stop_signal: signal.Signals = signal.SIGTERM
     stdin: bool = False
     """It inherits standard input, unless that is a terminal."""
 

@@ -20,7 +20,6 @@ class EventKind(StrEnum):
     STARTED = "started"
     READY = "ready"
     DIED = "died"
-    FINISHED = "finished"
     RESTARTING = "restarting"
     STOPPED = "stopped"
     KILLED = "killed"
@@ -52,7 +51,6 @@ class Event:
             EventKind.STARTED: f"started as process {self.pid}",
             EventKind.READY: f"is ready after {self.delay or 0:.1f} s",
             EventKind.DIED: f"died: {exit_reason(self.code)}",
-            EventKind.FINISHED: "finished",
             EventKind.RESTARTING: f"starts again in {self.delay or 0:g} s",
             EventKind.STOPPED: "stopped",
             EventKind.KILLED: "did not stop in time and was killed",
@@ -139,9 +137,9 @@ class Supervisor:
         """
         stop = stop or threading.Event()
         try:
-            while not all(runner.arrived for runner in self._runners.values()) and not stop.wait(_TICK):
+            while not all(runner.ready for runner in self._runners.values()) and not stop.wait(_TICK):
                 for runner in self._runners.values():
-                    runner.check(self._may_start(runner))
+                    self._check(runner)
                     if runner.failures:
                         raise runner.failure()
         except BaseException:
@@ -149,10 +147,10 @@ class Supervisor:
             raise
 
     def run_until(self, stop: threading.Event) -> None:
-        """Supervise until `stop` is set, or all services have finished."""
-        while not all(runner.finished for runner in self._runners.values()) and not stop.wait(_TICK):
+        """Supervise until `stop` is set."""
+        while not stop.wait(_TICK):
             for runner in self._runners.values():
-                runner.check(self._may_start(runner))
+                self._check(runner)
 
     def stop(self, within: float = STOP_WITHIN) -> None:
         """Stop all services in reverse order; after `within` seconds, or when interrupted, kill the rest."""
@@ -169,8 +167,8 @@ class Supervisor:
         """The usage of each service."""
         return {name: runner.usage() for name, runner in self._runners.items()}
 
-    def _may_start(self, runner: "_ServiceRunner") -> bool:
-        return all(self._runners[need].arrived for need in runner.service.needs)
+    def _check(self, runner: "_ServiceRunner") -> None:
+        runner.check(may_start=all(self._runners[need].ready for need in runner.service.needs))
 
     def _stop_wave(self, runners: list["_ServiceRunner"], until: float) -> None:
         for runner in runners:
@@ -183,12 +181,11 @@ class Supervisor:
 
 
 class _ServiceRunner:
-    """Runs one service. Its states: down, starting, ready, finished; after a failure down until the next attempt."""
+    """Runs one service. Its states: down, starting, ready; after a failure down until the next attempt."""
 
     def __init__(self, service: Service, folder: StateFolder, on_event: Callable[[Event], None], clock: Clock) -> None:
         self.service = service
         self.failures = 0
-        self.finished = False
         self._folder, self._on_event, self._clock = folder, on_event, clock
         self._event = partial(Event, service.name)
         self._process: Process | None = None
@@ -202,15 +199,12 @@ class _ServiceRunner:
         self._last_exit: tuple[int | None, tuple[str, ...]] = (None, ())
 
     @property
-    def arrived(self) -> bool:
-        """It is ready or has finished: services that need it may start."""
-        return self.finished or self._ready_since is not None
+    def ready(self) -> bool:
+        return self._ready_since is not None
 
     def check(self, may_start: bool) -> None:
         """Check the service once; start or restart it if necessary."""
         now = self._clock.elapsed()
-        if self.finished:
-            return
         if self._process is None:
             if may_start and now >= self._not_before:
                 self._start(now)
@@ -231,7 +225,7 @@ class _ServiceRunner:
 
     def ask_to_stop(self) -> None:
         if self._process and self._process.exit_code() is None:
-            self._process.signal(self.service.stop_signal)
+            self._process.signal(signal.SIGTERM)
 
     def stopped(self) -> bool:
         if self._process and self._process.exit_code() is not None:
@@ -274,10 +268,6 @@ class _ServiceRunner:
         if self._ready_since is not None and now - self._ready_since > HEALTHY_AFTER:
             self.failures = 0
         self._kill_process()
-        if code == 0 and self.service.restart == "on-failure":
-            self.finished = True
-            self._on_event(self._event(EventKind.FINISHED, pid=pid))
-            return
         self.failures += 1
         self._last_exit = (code, lines)
         self._deaths += 1
