@@ -17,15 +17,14 @@ from penstock.run.accounts import accounting
 from penstock.run.status import report_status
 from penstock.run.tier import Ready, Tier, wait_until_set
 from penstock.supervise.java import cache_folder
+from penstock.web.server import wait_first
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     channels = config.bind()
     feeds = [
-        FeedSpec(
-            channel.name, channel.name, channels.topic_id(channel.name), channel.retention, _start(channels, channel)
-        )
-        for channel in description.channels.values()
+        FeedSpec(name, name, channels.topic_id(name), channel.retention, _start(channels, channel))
+        for name, channel in description.channels.items()
         if channel.result_of
     ]
     app = build(
@@ -41,14 +40,10 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     )
 
     async def serve_all() -> None:
-        stop_server = asyncio.Event()
-        server = asyncio.create_task(
-            serve(app, config.page.host, config.page.port or 0, stop_server, lambda _: ready())
-        )
-        stopping = asyncio.create_task(wait_until_set(stop))
-        await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        stop_server.set()
+        stopping, page = asyncio.Event(), config.page
+        server = asyncio.create_task(serve(app, page.host, page.port or 0, stopping, lambda _: ready()))
+        await wait_first(server, wait_until_set(stop))
+        stopping.set()
         await server
 
     with (
