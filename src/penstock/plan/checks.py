@@ -1,6 +1,6 @@
 """Checks that a pipeline and its configuration fit together, before anything starts."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
@@ -12,7 +12,7 @@ from penstock.core.contracts import Channels, Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, redact_address
 from penstock.pipeline.config import Config, parse_simulation
-from penstock.pipeline.description import ROWS, Description, SourceSpec
+from penstock.pipeline.description import ROWS, Description
 from penstock.pipeline.sources import make_source
 from penstock.simulate.documents import check_options, kind_of
 
@@ -55,32 +55,26 @@ def unconnected(description: Description) -> list[Finding]:
     read = [name for name in unfilled if name in readers]
     unread = [source for source in description.sources if source.into not in readers]
     level = Level.ERROR if read and unread else Level.WARNING
-    return [*_unread(unread, read, level), *_unfilled(unfilled, readers, unread, level)]
-
-
-def _unread(unread: Iterable[SourceSpec], unfilled: list[str], level: Level) -> Iterator[Finding]:
+    found = []
     for source in unread:
         fix = f'read it with a query (parameter "{source.into}"), or store it: app.store("{source.into}", …)'
-        if unfilled:
-            fix = did_you_mean(source.into, unfilled, fix, 'into="{}"', cutoff=0)
+        if read:
+            fix = did_you_mean(source.into, read, fix, 'into="{}"', cutoff=0)
         problem = f'it fills the channel "{source.into}", which no query and no store reads'
-        yield Finding(level, f"source {source.name}", problem, fix)
-
-
-def _unfilled(
-    unfilled: Iterable[str], readers: Mapping[str, str], unread: list[SourceSpec], level: Level
-) -> Iterator[Finding]:
+        found.append(Finding(level, f"source {source.name}", problem, fix))
     for name in unfilled:
+        severity = level
         if name not in readers:
-            problem = "it is declared, but nothing fills it and nothing reads it"
-            yield Finding(Level.WARNING, f"channel {name}", problem, "remove it, or check how it is spelled elsewhere")
+            severity, problem = Level.WARNING, "it is declared, but nothing fills it and nothing reads it"
+            fix = "remove it, or check how it is spelled elsewhere"
         elif unread:
             problem = f"{readers[name]} reads it, and no source fills it"
-            yield Finding(level, f"channel {name}", problem, f'app.source(…, into="{name}")')
+            fix = f'app.source(…, into="{name}")'
         else:
             problem = f"{readers[name]} reads it, and nothing in this pipeline fills it"
             fix = f'add app.source(…, into="{name}"), or fill it from outside: penstock produce --topic {name}'
-            yield Finding(level, f"channel {name}", problem, fix)
+        found.append(Finding(severity, f"channel {name}", problem, fix))
+    return found
 
 
 _UNKNOWN_COLUMNS = {"pivot", "flatten", "fold", "lookup", "regression", "loess", "density", "quantile", "impute"}
