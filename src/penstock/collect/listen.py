@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.collect.ingest import ARRIVAL_OVERHEAD, BATCH_BYTES, BATCH_RECORDS, STOP_TIMEOUT
 from penstock.collect.numbers import SENDERS
-from penstock.core.clock import Clock
+from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.framing import Found, SenderKey
@@ -28,8 +28,6 @@ READING = 32
 """Connections that hold data in memory while it waits for room; that of the others stays in the kernel."""
 
 T = TypeVar("T")
-
-_KEEPS = "senders keep records until they are acknowledged"
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,6 @@ def invalid_sender(sender: str, source: str) -> str | None:
     if sender == source:
         return f'"{source}" is the name of this source'
     return None
-
-
-def listener_guarantee(named: bool, shared: bool) -> tuple[Guarantee, str]:
-    """The guarantee of a source that acknowledges numbers, and the reason. `shared`: by several processes."""
-    if not named:
-        return Guarantee.AT_LEAST_ONCE, f"{_KEEPS}; a sender without a name repeats some after a reconnect"
-    if shared:
-        description = f"{_KEEPS}; after a reconnect to another process at this port, a sender repeats some, "
-        return Guarantee.AT_LEAST_ONCE, description + "with the same numbers"
-    return Guarantee.EXACTLY_ONCE, f"{_KEEPS}, and resume after the last durable one"
 
 
 @dataclass(eq=False, slots=True)
@@ -250,23 +238,36 @@ def _put(states: dict[str, T], sender: str, value: T) -> None:
         del states[next(iter(states))]
 
 
-class AcknowledgingSource(Protocol):
-    """A source whose senders number their records and keep them until they are acknowledged."""
+@dataclass(frozen=True)
+class AcknowledgingSource:
+    """Base class: senders number their records and keep them until they are acknowledged."""
+
+    url: str
+    name: str
+    named: bool = True
+    max_size: int = 900_000
+    connections: int = 10_000
+    largest_jump: int = LARGEST_JUMP
+    shared: bool = False
+    clock: Clock = field(default_factory=SystemClock)
 
     @property
-    def name(self) -> str: ...
+    def numbered(self) -> str | None:
+        return "by its senders" if self.named else None
+
     @property
-    def named(self) -> bool: ...
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE if self.named and not self.shared else Guarantee.AT_LEAST_ONCE
+
     @property
-    def max_size(self) -> int: ...
-    @property
-    def connections(self) -> int: ...
-    @property
-    def largest_jump(self) -> int: ...
-    @property
-    def shared(self) -> bool: ...
-    @property
-    def clock(self) -> Clock: ...
+    def description(self) -> str:
+        keeps = "senders keep records until they are acknowledged"
+        if not self.named:
+            return f"{keeps}; a sender without a name repeats some after a reconnect"
+        if self.shared:
+            reconnected = "after a reconnect to another process at this port"
+            return f"{keeps}; {reconnected}, a sender repeats some, with the same numbers"
+        return f"{keeps}, and resume after the last durable one"
 
 
 class SourceServer(TcpServer):

@@ -2,19 +2,17 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.collect.listen import SourceServer, endpoint, listener_guarantee
-from penstock.core.clock import Clock, SystemClock
+from penstock.collect.listen import AcknowledgingSource, SourceServer, endpoint
 from penstock.core.contracts import Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured
 from penstock.core.framing import FRAMES
-from penstock.core.record import LARGEST_JUMP
 
 
 @dataclass(frozen=True)
-class TcpSource:
+class TcpSource(AcknowledgingSource):
     """Listens at `listen+tcp://host:port`. A record beyond `max_size` becomes a dead letter with its beginning.
 
     `frames`: "lines", or "length" for a 4-byte big-endian length before each record. `named`: whether senders must
@@ -24,18 +22,10 @@ class TcpSource:
     refused.
     """
 
-    url: str
-    name: str
     frames: str = "lines"
     acknowledge: bool = True
-    named: bool = True
-    max_size: int = 900_000
-    connections: int = 10_000
-    largest_jump: int = LARGEST_JUMP
-    shared: bool = False
     hello_within: timedelta = timedelta(seconds=10)
     stalled_after: timedelta = timedelta(seconds=30)
-    clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
         endpoint(self.url, self.name, path=False)
@@ -49,18 +39,14 @@ class TcpSource:
         object.__setattr__(self, "named", self.named and self.acknowledge)
 
     @property
-    def numbered(self) -> str | None:
-        return "by its senders" if self.named else None
-
-    @property
     def guarantee(self) -> Guarantee:
-        return listener_guarantee(self.named, self.shared)[0] if self.acknowledge else Guarantee.BEST_EFFORT
+        return super().guarantee if self.acknowledge else Guarantee.BEST_EFFORT
 
     @property
     def description(self) -> str:
         if not self.acknowledge:
             return "without acknowledgements, records that are in flight at a crash are lost"
-        return listener_guarantee(self.named, self.shared)[1]
+        return super().description
 
     @asynccontextmanager
     async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:

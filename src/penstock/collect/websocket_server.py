@@ -10,10 +10,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
-from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -23,12 +22,11 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from penstock.collect.listen import SourceServer, allowed_origins, endpoint, listener_guarantee
-from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Guarantee, Intake, ResumeState
+from penstock.collect.listen import AcknowledgingSource, SourceServer, allowed_origins, endpoint
+from penstock.core.contracts import Intake, ResumeState
 from penstock.core.errors import Refused
 from penstock.core.framing import Found, Framing, SenderKey
-from penstock.core.record import LARGEST_JUMP, MAX_NUMBER
+from penstock.core.record import MAX_NUMBER
 from penstock.core.tcp import FAREWELL, SETTLE_TIMEOUT, Session
 from penstock.web.requests import OriginCheck
 
@@ -44,7 +42,7 @@ _QUIET.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
-class WebSocketServer:
+class WebSocketServer(AcknowledgingSource):
     """Listens at `listen+ws://host:port/path`. A message beyond `max_size` becomes a dead letter without its payload.
 
     `named`: senders must have a name. Without one, repeated messages are stored twice.
@@ -53,31 +51,20 @@ class WebSocketServer:
     `origins`: sites whose pages may send here; behind a proxy, also the host name that it forwards.
     """
 
-    url: str
-    name: str
-    named: bool = True
-    origins: Sequence[str] | str = ()
     max_size: int = 1 << 20
     connections: int = 20_000
-    largest_jump: int = LARGEST_JUMP
-    shared: bool = False
+    origins: Sequence[str] | str = ()
     ping_every: timedelta = timedelta(seconds=20)
     pong_within: timedelta = timedelta(seconds=20)
-    clock: Clock = field(default_factory=SystemClock)
-
-    numbered: ClassVar[str] = "by its senders"
 
     def __post_init__(self) -> None:
         endpoint(self.url, self.name)
         object.__setattr__(self, "origins", allowed_origins(self.origins))
 
     @property
-    def guarantee(self) -> Guarantee:
-        return listener_guarantee(self.named, self.shared)[0]
-
-    @property
-    def description(self) -> str:
-        return listener_guarantee(self.named, self.shared)[1]
+    def numbered(self) -> str:
+        # Also if they need no name: those with one number their messages.
+        return "by its senders"
 
     @asynccontextmanager
     async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
