@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.collect.test_ingest import Slow
 
 from penstock.collect import file_progress, files
 from penstock.collect.dedup import cursor_of
@@ -301,20 +302,21 @@ async def test_a_folder_that_is_away_while_records_are_on_their_way_gives_none_o
     inside.mkdir()
     (inside / "a.log").write_bytes(b"a1\n")
     (inside / "b.log").write_bytes(b"b1\n")
-    async with asyncio.timeout(20), of(inside).open(ResumeState()) as intakes:
-        first, second = await anext(intakes), await anext(intakes)
+    channels = Slow("into")
+    async with Running(of(inside), channels) as running:
+        await running.until(lambda: channels.waiting == 2)
         inside.rename(tmp_path / "away")
-        waiting = asyncio.ensure_future(anext(intakes))
-        for intake in (first, second):
-            await asyncio.sleep(QUIET)
-            assert not waiting.done()
-            await intake.settle(None)
-        with pytest.raises(Unavailable):
-            await waiting
-    (cursor,) = (one.cursor for one in arrived(second))
-    append(tmp_path / "away" / "a.log", b"a2\n")
-    (tmp_path / "away").rename(inside)
-    assert values(await all_of(of(inside), cursor)) == [b"a2"]
+        await running.until(lambda: not running.loop.figures()["connected"])
+        append(tmp_path / "away" / "a.log", b"a2\n")
+        (tmp_path / "away").rename(inside)
+        await asyncio.sleep(QUIET)
+        assert channels.waiting == 2
+        channels.go.set()
+        await running.until(lambda: running.count() >= 3)
+        await running.stop()
+    assert running.values() == {b"a1": 1, b"b1": 1, b"a2": 1}
+    cursor = cursor_in(channels)
+    assert values(await all_of(of(inside), cursor)) == []
 
 
 async def test_a_whole_file_that_holds_again_what_it_held_before_is_another_record(tmp_path: Path) -> None:

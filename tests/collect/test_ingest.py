@@ -14,6 +14,7 @@ import pytest
 from tests.collect.waiting import until
 
 from penstock.channels.sqlite import SqliteChannels
+from penstock.collect.dedup import MAX_RECENT
 from penstock.collect.ingest import MAX_INTAKES, IngestLoop
 from penstock.collect.spool import Spool
 from penstock.collect.websocket import WebSocketSource
@@ -294,10 +295,11 @@ async def test_crashes_and_kills_at_random_lose_nothing_and_double_nothing(seed:
 
 
 class Slow(MemoryChannels):
-    """Channels that hold back whatever is sent into `rsvps` until it is let go."""
+    """Channels that hold back whatever is sent into one of them until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: str = "rsvps") -> None:
         super().__init__()
+        self.held = held
         self.go = asyncio.Event()
         self.waiting = 0
         self.sent: list[Origin] = []
@@ -308,7 +310,7 @@ class Slow(MemoryChannels):
             yield self
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
-        if channel == "rsvps":
+        if channel == self.held:
             self.waiting += 1
             self.sent += [record.origin for record in records if record.origin is not None]
             await self.go.wait()
@@ -564,10 +566,14 @@ def origin_of(entry: Entry) -> Origin:
 
 @dataclass
 class Placed:
-    """A source of so many records with cursors. Each opening gives some intakes of a size; then it is lost or stays."""
+    """A source of so many records with cursors. Each opening gives some intakes of a size; then it is lost or stays.
+
+    It resumes `repeats` records before the cursor.
+    """
 
     count: int
     openings: list[tuple[int, int]]
+    repeats: int = 0
     name: str = "source"
     description: str = "of a test"
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
@@ -577,7 +583,7 @@ class Placed:
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         self.asked.append(taken.cursor)
-        yield self._intakes(int(taken.cursor or 0))
+        yield self._intakes(max(0, int(taken.cursor or 0) - self.repeats))
 
     async def _intakes(self, after: int) -> AsyncIterator[Intake]:
         intakes, size = self.openings.pop(0) if self.openings else (self.count, self.count)
@@ -595,14 +601,28 @@ class Placed:
         pass
 
 
-async def test_what_a_source_gives_again_while_it_is_on_its_way_does_not_put_it_back() -> None:
-    """It was lost with 1,000 on their way, gave the first of them again, and then the collector was stopped."""
+async def test_a_lost_source_is_opened_again_after_all_that_is_on_its_way_is_settled() -> None:
     channels, stop = Slow(), asyncio.Event()
-    source = Placed(1_000, [(1, 1_000), (5, 10)])
+    source = Placed(1_200, [(10, 100), (2, 100)])
     running = asyncio.create_task(pump(source, channels).run(stop))
-    await until(lambda: source.given == 1_050)
+    await until(lambda: source.given == 1_000)
+    await asyncio.sleep(0.05)
+    assert source.asked == [None]
     channels.go.set()
-    await until(lambda: len(channels.entries("rsvps")) == 1_000)
+    await until(lambda: source.given == 1_200)
+    stop.set()
+    await running
+    assert source.asked == [None, "1000"]
+    assert len(channels.entries("rsvps")) == 1_200
+
+
+async def test_what_a_source_gives_again_does_not_put_it_back() -> None:
+    """It was lost after 1,000, gave the first of them again, and then the collector was stopped."""
+    channels, stop = Slow(), asyncio.Event()
+    source = Placed(1_000, [(1, 1_000), (5, 10)], repeats=1_000)
+    running = asyncio.create_task(pump(source, channels).run(stop))
+    channels.go.set()
+    await until(lambda: source.given == 1_050)
     stop.set()
     await running
     last = orjson.loads(channels.entries("bookmarks")[-1].value or b"")
@@ -612,9 +632,9 @@ async def test_what_a_source_gives_again_while_it_is_on_its_way_does_not_put_it_
     assert len(channels.entries("rsvps")) == 1_200
 
 
-async def test_all_that_may_be_on_its_way_is_known_when_it_is_given_again() -> None:
+async def test_all_that_a_process_remembers_is_known_when_it_is_given_again() -> None:
     channels, count = Slow(), 150_000
-    source = Placed(count, [(MAX_INTAKES, 2_000), (count, 2_000)])
+    source = Placed(count, [(MAX_INTAKES, 2_000), (count, 2_000)], repeats=MAX_RECENT)
     running = asyncio.create_task(pump(source, channels, key=None).run(asyncio.Event()))
     for _ in range(500):
         await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from websockets.http11 import Request, Response
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.ingest import IngestLoop
-from penstock.collect.overlapping import Connected, Connections, Disconnected, Overlapping, RecentPayloads, overlapping
+from penstock.collect.overlapping import Connected, Connections, Disconnected, Overlapping, RecentPayloads
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
@@ -166,7 +166,7 @@ async def test_when_all_are_lost_the_time_is_blind(feed: Forgetful) -> None:
 async def test_nobody_at_the_address_is_unavailable(feed: Forgetful) -> None:
     nowhere = WebSocketSource("ws://127.0.0.1:1/", "trades", numbered=None)
     with pytest.raises(Unavailable):
-        async with overlapping(nowhere).open(ResumeState()):
+        async with Overlapping(nowhere).open(ResumeState()):
             pass
 
 
@@ -183,7 +183,7 @@ async def test_one_connection_is_enough_to_begin() -> None:
 
     async with serve(handle, "127.0.0.1", 0, process_request=only_one) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with overlapping(WebSocketSource(url, "x", numbered=None)).open(ResumeState()) as intakes:
+        async with Overlapping(WebSocketSource(url, "x", numbered=None)).open(ResumeState()) as intakes:
             assert (await anext(aiter(intakes))).arrivals == [Arrival(b"x")]
 
 
@@ -198,7 +198,7 @@ async def test_a_copy_is_settled_in_its_turn_behind_the_record_itself(feed: Forg
 async def test_a_setting_that_is_wrong_ends_it() -> None:
     wrong = WebSocketSource("http://127.0.0.1:1/", "trades", numbered=None)
     with pytest.raises(Misconfigured):
-        async with overlapping(wrong).open(ResumeState()):
+        async with Overlapping(wrong).open(ResumeState()):
             pass
 
 
@@ -210,7 +210,7 @@ async def test_a_feed_that_is_done_is_done() -> None:
 
     async with serve(handle, "127.0.0.1", 0) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with overlapping(WebSocketSource(url, "x", resume=False)).open(ResumeState()) as intakes:
+        async with Overlapping(WebSocketSource(url, "x", resume=False)).open(ResumeState()) as intakes:
             found = [arrival for intake in [one async for one in intakes] for arrival in intake.arrivals]
     assert len(found) == 1
 
@@ -297,14 +297,14 @@ def test_options_that_cannot_be_are_misconfigured(options: dict[str, Any], said:
 
 def test_a_source_that_can_resume_needs_none() -> None:
     with pytest.raises(Misconfigured, match="can resume"):
-        overlapping(WebSocketSource("ws://x", "x"))
+        Overlapping(WebSocketSource("ws://x", "x"))
 
 
 def test_it_says_which_records_count_as_one() -> None:
     source = WebSocketSource("ws://x", "x", numbered=None)
-    assert "equal payloads are stored once" in overlapping(source).description
-    assert "records with the same key are stored once" in overlapping(source, "id").description
-    assert overlapping(source).guarantee is Guarantee.BEST_EFFORT
+    assert "equal payloads are stored once" in Overlapping(source).description
+    assert "records with the same key are stored once" in Overlapping(source, "id").description
+    assert Overlapping(source).guarantee is Guarantee.BEST_EFFORT
 
 
 async def test_what_waits_when_it_is_closed_was_not_taken() -> None:
@@ -314,7 +314,7 @@ async def test_what_waits_when_it_is_closed_was_not_taken() -> None:
         told.append(error)
 
     source = Saying([Intake([Arrival(b"x")], settle)])
-    async with overlapping(source).open(ResumeState()):
+    async with Overlapping(source).open(ResumeState()):
         await until(lambda: source.said == 2)
     assert [type(one) for one in told] == [Unavailable, Unavailable]
 
@@ -368,6 +368,6 @@ class Endless:
 
 async def test_at_the_end_all_that_waits_is_told_so() -> None:
     source = Endless()
-    async with overlapping(source).open(ResumeState()):
+    async with Overlapping(source).open(ResumeState()):
         await until(lambda: source.given >= 4)
     assert source.open_ones == 0

@@ -64,9 +64,13 @@ async def run(
     bookmark = Bookmark()
     for sender, (epoch, seq) in numbers.items():
         bookmark.numbers.add(sender, epoch, 1, seq)
+
+    async def resume() -> ResumeState:
+        return bookmark.resume_state()
+
     intakes = reconnecting(
         source,
-        bookmark.resume_state,
+        resume,
         Ticking(now=100),
         heard,
         lambda error: watched.append(error.reason if error else None),

@@ -18,7 +18,7 @@ from penstock.audit.hops import Hop
 from penstock.audit.ledger import Ledger
 from penstock.collect.dedup import shed_numbers, shed_records
 from penstock.collect.ingest import ARRIVAL_OVERHEAD, IngestLoop
-from penstock.collect.shedding import MAX_BYTES, Shed, ShedPolicy, shedding
+from penstock.collect.shedding import MAX_BYTES, Shed, Shedding, ShedPolicy
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval
@@ -127,7 +127,7 @@ class Outside:
 
 async def test_the_oldest_that_wait_are_dropped_and_the_newest_pass() -> None:
     outside = Outside([[one] for one in arrivals(100)])
-    async with shedding(outside, Shed("oldest", lag=10)).open(ResumeState()) as intakes:
+    async with Shedding(outside, Shed("oldest", lag=10)).open(ResumeState()) as intakes:
         await until(lambda: outside.given == 100)
         found = [intake async for intake in intakes]
     assert [one.value for intake in found for one in kept(intake.arrivals)] == [one.value for one in arrivals(100)[90:]]
@@ -139,7 +139,7 @@ async def test_the_oldest_that_wait_are_dropped_and_the_newest_pass() -> None:
 
 async def test_what_is_on_its_way_counts_as_lag() -> None:
     outside = Outside([[one] for one in arrivals(40)])
-    async with shedding(outside, Shed("random", lag=10)).open(ResumeState()) as intakes:
+    async with Shedding(outside, Shed("random", lag=10)).open(ResumeState()) as intakes:
         found = [await anext(intakes) for _ in range(40)]
         passed = sum(len(kept(intake.arrivals)) for intake in found)
         assert 10 <= passed <= 20
@@ -150,14 +150,14 @@ async def test_what_is_on_its_way_counts_as_lag() -> None:
 
 async def test_the_lag_of_those_who_read_counts_as_well() -> None:
     outside = Outside([[one] for one in arrivals(40)])
-    async with shedding(outside, Shed("random", lag=10), lambda: 1_000).open(ResumeState()) as intakes:
+    async with Shedding(outside, Shed("random", lag=10), lambda: 1_000).open(ResumeState()) as intakes:
         assert not [one async for intake in intakes for one in kept(intake.arrivals)]
 
 
 async def test_when_nothing_is_dropped_the_source_waits() -> None:
     """Memory is bounded, whatever the lag allows."""
     outside = Outside([[Arrival(b"x" * (8 << 20))] for _ in range(100)])
-    async with shedding(outside, Shed("random", lag=1_000_000)).open(ResumeState()) as intakes:
+    async with Shedding(outside, Shed("random", lag=1_000_000)).open(ResumeState()) as intakes:
         before = -1
         while outside.given != before:
             before = outside.given
@@ -178,7 +178,7 @@ async def test_what_breaks_the_source_is_raised_after_what_came_before() -> None
     found: list[Arrival] = []
 
     async def hear() -> None:
-        async with shedding(Broken([]), Shed("random", lag=10)).open(ResumeState()) as intakes:
+        async with Shedding(Broken([]), Shed("random", lag=10)).open(ResumeState()) as intakes:
             async for intake in intakes:
                 found.extend(kept(intake.arrivals))
 
@@ -213,7 +213,7 @@ async def test_each_that_was_dropped_is_counted_as_shed_and_the_balance_closes(n
     ]
     last = [Heartbeat(f"s{n}", 1, 1_000, 1_000) for n in range(3)] if numbered else []
     outside = Outside([*([one] for one in given), last])
-    channels, pump = await pumped(shedding(outside, Shed("random", rate=100, seed=5)))
+    channels, pump = await pumped(Shedding(outside, Shed("random", rate=100, seed=5)))
     shed = int(str(pump.figures()["shed"]))
     assert 1_000 < shed < 3_000
     hop = audited(channels, tmp_path / "ledger.db")
@@ -259,7 +259,7 @@ def test_what_cannot_be_meant_is_misconfigured(told: dict[str, object], said: st
 async def test_what_is_dropped_takes_room_as_well() -> None:
     """While nobody takes anything all is dropped, and each of them waits to be counted."""
     outside = Outside([arrivals(2_000)] * 1_000)
-    async with shedding(outside, Shed("random", lag=1)).open(ResumeState()):
+    async with Shedding(outside, Shed("random", lag=1)).open(ResumeState()):
         before = -1
         while outside.given != before:
             before = outside.given
@@ -269,7 +269,7 @@ async def test_what_is_dropped_takes_room_as_well() -> None:
 
 async def test_who_brought_what_nobody_takes_is_told() -> None:
     outside = Outside([[one] for one in arrivals(5)])
-    async with shedding(outside, Shed("random", lag=10)).open(ResumeState()) as intakes:
+    async with Shedding(outside, Shed("random", lag=10)).open(ResumeState()) as intakes:
         await until(lambda: outside.given == 5)
         await (await anext(intakes)).settle(None)
     assert outside.settled[0] is None

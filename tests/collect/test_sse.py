@@ -95,10 +95,11 @@ async def test_without_ids_and_without_resume_there_are_no_cursors() -> None:
 
 
 async def test_what_a_server_without_ids_said_meanwhile_is_reported_as_unknown() -> None:
+    async def resume() -> ResumeState:
+        return ResumeState()
+
     async with serving(HEAD + b"data: same\n\n") as server:
-        source = reconnecting(
-            SseSource(f"sse+{server.url}", "x"), ResumeState, SystemClock(), delays=lambda: repeat(0.001)
-        )
+        source = reconnecting(SseSource(f"sse+{server.url}", "x"), resume, SystemClock(), delays=lambda: repeat(0.001))
         found: list[object] = []
         async with aclosing(source) as intakes:
             async for intake in intakes:

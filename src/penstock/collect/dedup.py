@@ -22,7 +22,7 @@ DEDUP_KEY = "mark"
 CHECKSUM = "checksum"
 """The header with the checksum of the whole payload, where a dead letter holds only its first bytes."""
 MAX_RECENT = 1 << 16
-"""How many a process remembers. More than can be in flight when a source reconnects and repeats them."""
+"""How many a process remembers, for a source that repeats some after a reconnect."""
 FORGOTTEN_AFTER = 100_000
 """After this many records, a record after a gap is not expected to be repeated any more."""
 MAX_LENGTH = 100
@@ -185,7 +185,7 @@ class Dedup:
     def _is_new(self, arrival: Arrival, cursor: str, result: DedupResult) -> bool:
         identity = record_id(cursor, arrival.value, arrival.dedup_key)
         if self.recent.received(identity):
-            # The source reconnected and repeats records in flight: the resume cursor must not move back to it.
+            # The source reconnected and repeats it: the resume cursor must not move back to it.
             return False
         result.ids.append(identity)
         return self.recent.add(identity)

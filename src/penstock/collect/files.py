@@ -17,6 +17,7 @@ from typing import IO, Protocol
 
 from penstock.collect.file_progress import REMOVED_AFTER, File, FileStat, Progress, TooRecent, checksum, tail
 from penstock.collect.ingest import BATCH_BYTES, BATCH_RECORDS
+from penstock.collect.registry import check_positive
 from penstock.collect.spool import in_thread
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
@@ -246,10 +247,7 @@ class FilesSource:
             raise Misconfigured(location, problem, "write it like file://data/in/*.log")
         if self.format not in ("lines", "whole"):
             raise Misconfigured(f"{location}, format", f'unknown value "{self.format}"', "use one of lines, whole")
-        if self.max_size < 1:
-            raise Misconfigured(f"{location}, max_size", "it must be at least 1")
-        if self.every <= timedelta():
-            raise Misconfigured(f"{location}, every", "it must be more than 0", 'write it like "1 s"')
+        check_positive(self, "max_size", "every")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -298,23 +296,8 @@ class _Reading:
         self._source, self._folder, self._progress = source, folder, progress
         self._whole = source.format == "whole"
         self._unreadable: dict[str, str] = {}
-        self._in_flight = 0
-        self._settled_event = asyncio.Event()
 
     async def intakes(self) -> AsyncGenerator[Intake, None]:
-        try:
-            async with aclosing(self._intakes()) as intakes:
-                async for intake in intakes:
-                    yield intake
-        except Unavailable:
-            # The next opening resumes after what is durable. Records in flight would be repeated, perhaps after newer
-            # ones whose cursors do not include them.
-            while self._in_flight:
-                self._settled_event.clear()
-                await self._settled_event.wait()
-            raise
-
-    async def _intakes(self) -> AsyncGenerator[Intake, None]:
         while True:
             news, waiting = await in_thread(self._scan)
             try:
@@ -426,10 +409,10 @@ class _Reading:
             file.offset, file.check, file.flag = location, check, flag
             size += len(value)
             if len(arrivals) >= BATCH_RECORDS or size >= BATCH_BYTES:
-                yield self._intake(arrivals)
+                yield Intake(arrivals)
                 arrivals, size = [], 0
         if arrivals:
-            yield self._intake(arrivals)
+            yield Intake(arrivals)
 
     async def _whole_file(self, file: File, content: Content, head: str, last: bool) -> AsyncGenerator[Intake, None]:
         most = self._source.max_size
@@ -448,25 +431,14 @@ class _Reading:
             file.offset, file.check, file.flag = size, check, ""
             # If it has its former content again, that is another record.
             dedup_key = file.dedup_key(check, str(content.written), size)
-            yield self._intake([Arrival(value, cursor=head + tail(check, "", size), refused=why, dedup_key=dedup_key)])
+            yield Intake([Arrival(value, cursor=head + tail(check, "", size), refused=why, dedup_key=dedup_key)])
         file.visited, file.complete = (content.size, content.written), True
 
     def _corrupt(self, file: File, corrupt: CorruptFile, head: str) -> Intake:
         file.flag = "bad"
         why = f"{file.name} cannot be read after byte {file.offset}: {corrupt.why}"
         location = file.check or 0, "bad", file.offset
-        return self._intake(
-            [Arrival(b"", cursor=head + tail(*location), refused=why, dedup_key=file.dedup_key(*location))]
-        )
-
-    def _intake(self, arrivals: list[Arrival]) -> Intake:
-        self._in_flight += 1
-        return Intake(arrivals, self._settle)
-
-    async def _settle(self, error: Exception | None) -> None:
-        """Files need no acknowledgement: what was not stored is read again at the next opening."""
-        self._in_flight -= 1
-        self._settled_event.set()
+        return Intake([Arrival(b"", cursor=head + tail(*location), refused=why, dedup_key=file.dedup_key(*location))])
 
 
 def _is_pattern(text: str) -> bool:

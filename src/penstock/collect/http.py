@@ -18,31 +18,30 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import orjson
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.collect.listen import (
+    AcknowledgingSource,
     IngestQueue,
     SenderStates,
     allowed_origins,
     endpoint,
+    http_server,
     invalid_sender,
     split_lines,
     too_large,
 )
 from penstock.collect.numbers import HTTP_SUFFIX
 from penstock.collect.receipts import Answer, Answers, Key, Location, Locator, Receipt, ReceiptSigner, receipt_signer
-from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
+from penstock.collect.registry import check_positive
+from penstock.core.contracts import Arrival, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.record import LARGEST_JUMP, MAX_NUMBER
-from penstock.web.requests import BodyReader, OriginCheck, OriginCheckMiddleware, Query, integer
-from penstock.web.responses import Problem, SecurityHeaders, error_response, handlers, reply
-from penstock.web.server import http_config, run_server
+from penstock.core.record import MAX_NUMBER
+from penstock.web.requests import BodyReader, OriginCheck, Query, integer
+from penstock.web.responses import Problem, error_response, reply
+from penstock.web.server import run_server
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +50,10 @@ _IDENTITY = ("sender", "epoch", "seq")
 _KEY_HEADER = "the header idempotency-key"
 _FAILED = 10_000
 """How many of the last failed requests are remembered."""
-_STOP_TIMEOUT = 2
-"""Seconds at a stop in which clients can read their responses."""
 
 
 @dataclass(frozen=True)
-class HttpSource:
+class HttpSource(AcknowledgingSource):
     """Listens at `listen+http://host:port/path`.
 
     `named`: senders must identify themselves (`sender`, `epoch`, `seq`); then repeated records are dropped.
@@ -70,25 +67,19 @@ class HttpSource:
     `idle_timeout`: a connection without a request is closed after it.
     """
 
-    url: str
-    name: str
     named: bool = False
+    connections: int = 1_000
     answers: str | None = None
     origins: Sequence[str] | str = ()
-    max_size: int = 900_000
     body: int = 8 << 20
     memory: int = 64 << 20
     records: int = 10_000
     waiters: int = 1_000
-    connections: int = 1_000
-    largest_jump: int = LARGEST_JUMP
     within: timedelta = timedelta(seconds=10)
     upload: timedelta = timedelta(seconds=30)
     wait: timedelta = timedelta(seconds=60)
     idle_timeout: timedelta = timedelta(seconds=10)
     folder: Path | str = ".penstock/receipts"
-    clock: Clock = field(default_factory=SystemClock)
-    shared: bool = False
     context: SourceContext | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,17 +88,8 @@ class HttpSource:
             raise Misconfigured(
                 f"source {self.name}", f'the path "{path}" is not allowed', "choose another, such as /in"
             )
-        for option in ("max_size", "body", "memory", "records", "waiters", "connections"):
-            at_least_one(self.name, option, getattr(self, option))
+        check_positive(self, "max_size", "body", "memory", "records", "waiters", "connections")
         object.__setattr__(self, "origins", allowed_origins(self.origins))
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE if self.named and not self.shared else Guarantee.AT_LEAST_ONCE
-
-    @property
-    def numbered(self) -> str | None:
-        return "by its senders" if self.named else None
 
     @property
     def description(self) -> str:
@@ -141,10 +123,14 @@ class HttpSource:
             listener = stack.enter_context(at.listen(self.name, self.shared))
             if requests.answers is not None:
                 await stack.enter_async_context(requests.answers.running())
-            starlette = app(requests, unquote(at.path), self.origins)
-            checked = OriginCheckMiddleware(starlette, OriginCheck(listener, at.host, origins=self.origins))
-            config = http_config(checked, self.connections, self.idle_timeout.total_seconds(), _STOP_TIMEOUT)
-            await stack.enter_async_context(run_server(config, listener))
+            routes = [
+                Route(unquote(at.path), requests.post, methods=["POST"]),
+                Route(unquote(at.path), requests.figures),
+                Route(f"{RECEIPTS}/{{id}}", requests.receipt),
+            ]
+            check = OriginCheck(listener, at.host, origins=self.origins)
+            server = http_server(routes, check, self.connections, self.idle_timeout, self.origins)
+            await stack.enter_async_context(run_server(server, listener))
             intakes = await stack.enter_async_context(aclosing(requests.queue.intakes()))
             try:
                 yield intakes
@@ -170,11 +156,6 @@ class HttpSource:
 
     def _is_own(self, sender: str) -> bool:
         return sender == self.sender or (sender.endswith(HTTP_SUFFIX) and sender.partition(".")[0] == self._family)
-
-
-def at_least_one(name: str, option: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise Misconfigured(f"source {name}, {option}", f"{value!r} is not a positive integer", "set it to 1 or more")
 
 
 @dataclass(frozen=True)
@@ -438,26 +419,6 @@ class Requests:
         self._closing.cancel()
         if self._locator is not None:
             self._locator.stop()
-
-
-def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette:
-    middleware = [Middleware(SecurityHeaders)]
-    if origins:
-        exposed = ["location", "retry-after"]
-        middleware.append(
-            Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], expose_headers=exposed)
-        )
-    starlette = Starlette(
-        routes=[
-            Route(path, requests.post, methods=["POST"]),
-            Route(path, requests.figures),
-            Route(f"{RECEIPTS}/{{id}}", requests.receipt),
-        ],
-        middleware=middleware,
-        exception_handlers=handlers("the source", "use the address of the source"),
-    )
-    starlette.router.redirect_slashes = False
-    return starlette
 
 
 def _several_answers() -> Problem:

@@ -7,11 +7,14 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import ClassVar
 
 import httpx
 
-from penstock.core.clock import Clock
+from penstock.collect.registry import check_positive
+from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.web.webhook import MAX_PAUSE, retry_after
 
@@ -49,22 +52,6 @@ def target(address: str, name: str, prefix: str) -> Target:
     if url.port is not None and not 0 < url.port < 1 << 16:
         raise Misconfigured(f"source {name}", f"{url.port} is not a valid port", fix)
     return Target(url, f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}{url.path}")
-
-
-def check_headers(name: str, headers: Mapping[str, str]) -> None:
-    """Raise Misconfigured if a header is invalid."""
-    for header, value in headers.items():
-        if not _NAME.fullmatch(header) or not isinstance(value, str) or not _VALUE.fullmatch(value):
-            # Do not show the value: it may be a secret.
-            fix = "use a name without spaces and colons, and an ASCII value without line feeds"
-            raise Misconfigured(f"source {name}, headers", f"{header!r} is invalid", fix)
-
-
-def make_client(to: Target, connect_within: float, silent_for: float, proxy: str | None) -> httpx.AsyncClient:
-    """An HTTP client that ignores proxy settings of the machine, and does not follow redirects client_ itself."""
-    verify = ssl.create_default_context() if to.url.scheme == "https" else True
-    timeout = httpx.Timeout(silent_for, connect=connect_within)
-    return httpx.AsyncClient(verify=verify, timeout=timeout, proxy=proxy, trust_env=False, follow_redirects=False)
 
 
 @asynccontextmanager
@@ -142,3 +129,39 @@ class Pauses:
 
     async def wait(self) -> None:
         await asyncio.sleep(max(0.0, self.until - time.monotonic()))
+
+
+@dataclass(frozen=True)
+class HttpClientSource:
+    """Base class of sources that are HTTP clients. `prefix`: of the scheme in the address."""
+
+    prefix: ClassVar[str]
+
+    url: str
+    name: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    max_size: int = 1 << 20
+    open_within: timedelta = timedelta(seconds=10)
+    proxy: str | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._target()
+        check_positive(self, "max_size", "open_within")
+        for header, value in self.headers.items():
+            if not _NAME.fullmatch(header) or not isinstance(value, str) or not _VALUE.fullmatch(value):
+                # Do not show the value: it may be a secret.
+                fix = "use a name without spaces and colons, and an ASCII value without line feeds"
+                raise Misconfigured(f"source {self.name}, headers", f"{header!r} is invalid", fix)
+
+    def _target(self) -> Target:
+        return target(self.url, self.name, self.prefix)
+
+    def _client(self, silent_for: float) -> httpx.AsyncClient:
+        """A client that ignores the proxy settings of the machine, and does not follow redirects by itself."""
+        verify = ssl.create_default_context() if self._target().url.scheme == "https" else True
+        timeout = httpx.Timeout(silent_for, connect=self.open_within.total_seconds())
+        return httpx.AsyncClient(
+            verify=verify, timeout=timeout, proxy=self.proxy, trust_env=False, follow_redirects=False
+        )

@@ -6,13 +6,13 @@ and acknowledges the intake.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from penstock.collect.bookmarks import Bookmark, recover
-from penstock.collect.dedup import MAX_RECENT, Dedup, DedupResult, heartbeat_record
+from penstock.collect.dedup import Dedup, DedupResult, heartbeat_record
 from penstock.collect.numbers import Numbering, no_collectors
 from penstock.collect.spool import Spool, SpoolDedup, SpoolWriter
 from penstock.core.clock import Clock, Micros, SystemClock
@@ -31,8 +31,7 @@ _RETRY = 0.5
 
 MAX_INTAKES = 64
 MAX_BYTES = 32 << 20
-MAX_CURSORS = MAX_RECENT // 2
-"""Limits of the in-flight window. After a reconnect the source repeats all of it, and `RecentRecords` must know it."""
+"""Limits of the in-flight window."""
 
 BATCH_RECORDS = 2_000
 BATCH_BYTES = 1 << 20
@@ -77,7 +76,7 @@ class InFlight:
         self._names = names
         self._batches: asyncio.Queue[_Batch] = asyncio.Queue()
         self._latest: _Batch | None = None
-        self._intakes = self._bytes = self._cursors = 0
+        self._intakes = self._bytes = 0
         self._failure: Exception | None = None
         self._freed = asyncio.Event()
 
@@ -93,15 +92,12 @@ class InFlight:
             raise self._failure
 
     def _full(self, size: int) -> bool:
-        if self._intakes >= MAX_INTAKES or self._cursors >= MAX_CURSORS:
-            return True
-        return self._intakes > 0 and self._bytes + size > MAX_BYTES
+        return self._intakes >= MAX_INTAKES or (self._intakes > 0 and self._bytes + size > MAX_BYTES)
 
     def send(self, intake: Intake, result: DedupResult, received: Micros, size: int) -> None:
         """Start to write the records of an intake, after those of earlier intakes."""
         self._intakes += 1
         self._bytes += size
-        self._cursors += len(result.ids)
         self.arrivals += len(result.records) + len(result.dead)
         parts = ((self._names.into, result.records), (self._names.dead, result.dead))
         writes = [self._submit(channel, records) for channel, records in parts if records]
@@ -150,7 +146,6 @@ class InFlight:
         await batch.intake.settle(None)
         self._intakes -= 1
         self._bytes -= batch.size
-        self._cursors -= len(result.ids)
         self.arrivals -= len(result.records) + len(result.dead)
         self._freed.set()
         batch.settled.set()
@@ -163,7 +158,7 @@ class InFlight:
 
 async def reconnecting(
     source: Source,
-    resume: Callable[[], ResumeState],
+    resume: Callable[[], Awaitable[ResumeState]],
     clock: Clock,
     last_received: Micros | None = None,
     watch: Callable[[Unavailable | None], None] = lambda error: None,
@@ -171,19 +166,20 @@ async def reconnecting(
 ) -> AsyncGenerator[Intake, None]:
     """The intakes of the source, over all its connections. It ends when the source is exhausted.
 
-    `resume` gives the resume state for each connection. `last_received`: when the last record arrived in an earlier
-    generation of the collector. `watch` is called with None at each connection, with the reason at each loss.
+    `resume` gives the resume state for each connection, once the intakes of the last one are settled. `last_received`:
+    when the last record arrived in an earlier generation of the collector. `watch` is called with None at each
+    connection, with the reason at each loss.
 
     A source that cannot resume yields an `OutageInterval` after each reconnect. So does one that promises to resume but
     sent records without a number or a cursor.
     """
-    state = resume()
+    state = await resume()
     # Whether the last connection gave records after which the source can resume.
     resumable = last_received is None or bool(state.numbers) or state.cursor is not None
     waits = delays()
     while True:
         try:
-            async with source.open(resume()) as intakes:
+            async with source.open(await resume()) as intakes:
                 watch(None)
                 now = clock.now()
                 if last_received is not None and (source.guarantee is Guarantee.BEST_EFFORT or not resumable):
@@ -304,7 +300,7 @@ class IngestLoop:
             self._is_other_collector,
         )
         intakes = reconnecting(
-            self._source, bookmark.resume_state, self._clock, bookmark.last_received, self._watch, self._delays
+            self._source, self._resume_state, self._clock, bookmark.last_received, self._watch, self._delays
         )
         async with self._writer(spool_dedup) as submit, aclosing(intakes):
             window = self._in_flight = InFlight(submit, self._names, bookmark)
@@ -358,6 +354,12 @@ class IngestLoop:
         self._generation = max(bookmark.generation + 1, self._generation + 1, self._clock.now() // 1_000_000)
         bookmark.generation, bookmark.last = self._generation, 0
         return bookmark, dedup
+
+    async def _resume_state(self) -> ResumeState:
+        """Wait for what is in flight: the source could repeat it after newer records, with older cursors."""
+        assert self._in_flight is not None
+        await self._in_flight.settled()
+        return self._in_flight.bookmark.resume_state()
 
     def _watch(self, error: Unavailable | None) -> None:
         self._error = error

@@ -6,9 +6,16 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+from uvicorn.config import Config
 
 from penstock.collect.ingest import ARRIVAL_OVERHEAD, BATCH_BYTES, BATCH_RECORDS, STOP_TIMEOUT
 from penstock.collect.numbers import SENDERS
@@ -18,14 +25,18 @@ from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.framing import Found, SenderKey
 from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER, MAX_NUMBER, Origin
 from penstock.core.tcp import SEND_TIMEOUT, Session, TcpServer
-from penstock.web.responses import Problem
-from penstock.web.server import authority, listen
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware
+from penstock.web.responses import Problem, SecurityHeaders, handlers
+from penstock.web.server import authority, http_config, listen
 
 QUEUE_BYTES = 16 << 20
 """The default limit of an ingest queue, beside the in-flight window."""
 
 READING = 32
 """Connections that hold data in memory while it waits for room; that of the others stays in the kernel."""
+
+_HTTP_STOP_TIMEOUT = 2
+"""Seconds at a stop in which clients can read their responses."""
 
 T = TypeVar("T")
 
@@ -63,6 +74,30 @@ def endpoint(address: str, name: str, path: bool = True) -> Endpoint:
     if parts.username is not None or parts.query or parts.fragment or (parts.path.strip("/") and not path):
         raise Misconfigured(f"source {name}", "the address has more parts than host and port", fix)
     return Endpoint(host, port, parts.path or "/")
+
+
+def http_server(
+    routes: Sequence[Route],
+    origin_check: OriginCheck,
+    connections: int,
+    idle_timeout: timedelta,
+    origins: Sequence[str] = (),
+) -> Config:
+    """The server of a source. `origins`: sites whose pages may send and read the response."""
+    middleware = [Middleware(SecurityHeaders)]
+    if origins:
+        exposed = ["location", "retry-after"]
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], expose_headers=exposed)
+        )
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers=handlers("the source", "use the address of the source"),
+    )
+    app.router.redirect_slashes = False
+    checked = OriginCheckMiddleware(app, origin_check)
+    return http_config(checked, connections, idle_timeout.total_seconds(), _HTTP_STOP_TIMEOUT)
 
 
 def allowed_origins(option: Sequence[str] | str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Several connections to a feed that cannot resume: when one breaks, the others receive what it misses."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from hashlib import blake2b
 from penstock.collect.dedup import key_of
 from penstock.collect.registry import SourceWrapper
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable, backoff
 from penstock.core.record import OutageInterval
 
@@ -19,18 +19,14 @@ QUEUED = 2
 """Intakes in the queue per connection; then the connection waits."""
 
 
-def overlapping(source: Source, by: str | Sequence[str] | None = None, connections: int = 2) -> "Overlapping":
+@dataclass(frozen=True)
+class Overlapping(SourceWrapper):
     """The source over several connections at once, each record yielded once.
 
     `by`: the JSON path, or paths, that identify a record ("trade_id"). Without it, or without a value there, the whole
-    payload does: then a payload that the feed sends twice on purpose is stored once.
+    payload does: then a payload that the feed sends twice on purpose is stored once. The last `remember` records are
+    remembered.
     """
-    return Overlapping(source, by, connections)
-
-
-@dataclass(frozen=True)
-class Overlapping(SourceWrapper):
-    """A wrapper of a source. It remembers the last `remember` records."""
 
     by: str | Sequence[str] | None = None
     connections: int = 2
@@ -173,8 +169,7 @@ class RecentPayloads:
 
     def __init__(self, by: str | Sequence[str] | None, max_size: int) -> None:
         self._by, self._max_size = by, max_size
-        self._digests: set[bytes] = set()
-        self._order: deque[bytes] = deque()
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
 
     def add(self, arrival: Arrival) -> bool:
         """Whether it is new."""
@@ -182,8 +177,7 @@ class RecentPayloads:
         hashed = blake2b(arrival.value if key is None else key, digest_size=16, person=b"" if key is None else b"by")
         if (digest := hashed.digest()) in self._digests:
             return False
-        self._digests.add(digest)
-        self._order.append(digest)
-        if len(self._order) > self._max_size:
-            self._digests.discard(self._order.popleft())
+        self._digests[digest] = None
+        if len(self._digests) > self._max_size:
+            self._digests.popitem(last=False)
         return True

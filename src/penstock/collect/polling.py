@@ -14,12 +14,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import accumulate
+from typing import ClassVar
 
 import httpx
 import orjson
 
-from penstock.collect.http_client import Pauses, Target, check_headers, get, http_errors, make_client, refusal, target
-from penstock.core.clock import Clock, SystemClock
+from penstock.collect.http_client import HttpClientSource, Target, get, http_errors, refusal
+from penstock.collect.registry import check_positive
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 
@@ -126,7 +127,7 @@ class _Document:
             if path is not None:
                 raise Refused("an answer", f'the value at "{path}" is not a list')
             return [self._text.encode(errors="surrogateescape")]
-        return [self._text[first:last].encode(errors="surrogateescape") for first, last in self._elements(start)]
+        return [self._text[first:last].encode(errors="surrogateescape") for _, first, last in self._children(start)]
 
     def text(self, path: str) -> str | None:
         """The string or number at the path; None if it is missing or null."""
@@ -141,35 +142,24 @@ class _Document:
 
     def _find(self, path: str) -> int | None:
         """The position of the value at the path."""
-        start = self._start
+        start: int | None = self._start
         for step in path.split("."):
-            if self._text[start] != "{":
+            if start is None or self._text[start] != "{":
                 return None
-            found = None
-            for name, first in self._members(start):
-                # Of repeated keys the last one counts.
-                found = first if name == step else found
-            if found is None:
-                return None
-            start = found
+            # Of repeated keys the last one counts.
+            start = {name: first for name, first, _ in self._children(start)}.get(step)
         return start
 
-    def _elements(self, start: int) -> Iterator[tuple[int, int]]:
-        at = self._skip(start + 1)
-        while self._text[at] != "]":
+    def _children(self, start: int) -> Iterator[tuple[str, int, int]]:
+        """The values in the list or object at a position: the name, empty in a list, and from where to where."""
+        named = self._text[start] == "{"
+        name, at = "", self._skip(start + 1)
+        while self._text[at] not in "]}":
+            if named:
+                name, at = self._decoder.raw_decode(self._text, at)
+                at = self._skip(self._skip(at) + 1)
             _, end = self._decoder.raw_decode(self._text, at)
-            yield at, end
-            at = self._skip(end)
-            if self._text[at] == ",":
-                at = self._skip(at + 1)
-
-    def _members(self, start: int) -> Iterator[tuple[str, int]]:
-        at = self._skip(start + 1)
-        while self._text[at] != "}":
-            name, end = self._decoder.raw_decode(self._text, at)
-            value = self._skip(self._skip(end) + 1)
-            yield name, value
-            _, end = self._decoder.raw_decode(self._text, value)
+            yield name, at, end
             at = self._skip(end)
             if self._text[at] == ",":
                 at = self._skip(at + 1)
@@ -321,7 +311,7 @@ def _smaller(cursor: str | None, before: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class PollingSource:
+class PollingSource(HttpClientSource):
     """Polls `poll+http://…` or `poll+https://…`: at once after a page that leads on, otherwise after `every`.
 
     `items`: the path of the list of records in the JSON of a response ("data.items"). Without it, the response is a
@@ -332,29 +322,19 @@ class PollingSource:
     `within`: the timeout of a response.
     """
 
-    url: str
-    name: str
+    prefix: ClassVar[str] = "poll+"
+
+    max_size: int = 8 << 20
     items: str | None = None
     cursor: str | None = None
     parameter: str = "cursor"
     parameters: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
     every: timedelta = timedelta(seconds=1)
     within: timedelta = timedelta(seconds=90)
-    max_size: int = 8 << 20
-    open_within: timedelta = timedelta(seconds=10)
-    proxy: str | None = None
-    clock: Clock = field(default_factory=SystemClock)
-    _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        target(self.url, self.name, "poll+")
-        check_headers(self.name, self.headers)
-        for option in ("every", "within", "open_within"):
-            if getattr(self, option) <= timedelta(0):
-                raise Misconfigured(f"source {self.name}, {option}", "it must be more than 0")
-        if self.max_size < 1:
-            raise Misconfigured(f"source {self.name}, max_size", "it must be more than 0")
+        super().__post_init__()
+        check_positive(self, "every", "within")
         for option, path in (("items", self.items), ("cursor", self.cursor)):
             if path is not None and not all(path.removeprefix(HEADER).split(".")):
                 raise Misconfigured(
@@ -379,8 +359,8 @@ class PollingSource:
     @asynccontextmanager
     async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         await self._pauses.wait()
-        to = target(self.url, self.name, "poll+")
-        async with make_client(to, self.open_within.total_seconds(), self.within.total_seconds(), self.proxy) as client:
+        to = self._target()
+        async with self._client(self.within.total_seconds()) as client:
             poller = _Poller(self, to, client, Paging(self.name, Spot.of(resume.cursor)))
             first = asyncio.create_task(poller.ask())
             try:

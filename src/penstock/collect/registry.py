@@ -75,6 +75,19 @@ def has_option(address: str, option: str) -> bool:
     return option in inspect.signature(factory).parameters
 
 
+def check_positive(source: Source, *options: str) -> None:
+    """Raise Misconfigured if one of these options, integers or durations, is not more than 0."""
+    for option in options:
+        value = getattr(source, option)
+        if isinstance(value, timedelta):
+            valid, fix = value > timedelta(0), 'write it like "1 s"'
+        else:
+            valid, fix = type(value) is int and value > 0, "set it to 1 or more"
+        if not valid:
+            problem = f"{str(value) if isinstance(value, timedelta) else repr(value)} is not a positive number"
+            raise Misconfigured(f"source {source.name}, {option}", problem, fix)
+
+
 def kind_of(source: Source) -> str:
     """The kind of a source for people: the name of its module."""
     return type(source).__module__.rpartition(".")[2].replace("_", " ")

@@ -9,14 +9,14 @@ import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock.collect.dedup import key_of
 from penstock.collect.ingest import ARRIVAL_OVERHEAD
 from penstock.collect.registry import SourceWrapper
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Intake, ResumeState, Source
+from penstock.core.contracts import Arrival, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, OutageInterval
 
@@ -132,26 +132,22 @@ def _text(arrival: Arrival, field: str | None) -> str:
     return (key_of(arrival.value, field) or b"").decode(errors="replace")
 
 
-def shedding(
-    source: Source, shed: Shed, behind: Callable[[], int] = lambda: 0, clock: Clock | None = None
-) -> "Shedding":
-    """The source with load shedding. `behind`: the lag of the slowest query."""
-    return Shedding(source, shed, behind, clock or SystemClock())
-
-
 @dataclass(eq=False)
 class _Buffered:
     intake: Intake
     arrivals: list[Arrival | Heartbeat | OutageInterval]
     count: int
+    """Of arrivals that were not dropped."""
     size: int
 
 
 @dataclass(frozen=True)
 class Shedding(SourceWrapper):
+    """The source with load shedding. `behind`: the lag of the slowest query."""
+
     shed: Shed
-    behind: Callable[[], int]
-    clock: Clock
+    behind: Callable[[], int] = lambda: 0
+    clock: Clock = field(default_factory=SystemClock)
 
     @property
     def description(self) -> str:
@@ -173,22 +169,25 @@ class Shedding(SourceWrapper):
 
 
 class _Buffer:
-    """The records that were received and not yielded yet. It reads the source ahead of the ingest loop."""
+    """The records that were received and not yielded yet. It reads the source ahead of the ingest loop.
+
+    `_lag`: how many were received and are not durable.
+    """
 
     def __init__(self, shedding: Shedding) -> None:
         self._shed, self._behind = shedding.shed, shedding.behind
         self._policy = ShedPolicy(shedding.shed, shedding.clock)
         self._buffer: deque[_Buffered] = deque()
-        self._count = self._in_flight = self._bytes = 0
+        self._lag = self._bytes = 0
         self._filled, self._freed = asyncio.Event(), asyncio.Event()
 
     async def read(self, intakes: AsyncIterator[Intake]) -> None:
         async for intake in intakes:
-            lag = max(self._count + self._in_flight, self._behind())
-            arrivals = self._policy.decide(intake.arrivals, lag)
+            arrivals = self._policy.decide(intake.arrivals, max(self._lag, self._behind()))
             count, size = _measured(arrivals)
             self._buffer.append(_Buffered(intake, arrivals, count, size))
-            self._count, self._bytes = self._count + count, self._bytes + size
+            self._lag += count
+            self._bytes += size
             if self._shed.by == By.OLDEST:
                 self._drop_oldest()
             self._filled.set()
@@ -198,7 +197,7 @@ class _Buffer:
 
     def _drop_oldest(self) -> None:
         # Records in flight cannot be dropped any more.
-        excess = max(self._count + self._in_flight, self._behind()) - (self._shed.lag or 0)
+        excess = max(self._lag, self._behind()) - (self._shed.lag or 0)
         for buffered in self._buffer:
             if excess <= 0:
                 return
@@ -207,7 +206,7 @@ class _Buffer:
                     self._bytes -= len(arrival.value)
                     buffered.size -= len(arrival.value)
                     buffered.arrivals[n] = dropped(arrival)
-                    buffered.count, self._count, excess = buffered.count - 1, self._count - 1, excess - 1
+                    buffered.count, self._lag, excess = buffered.count - 1, self._lag - 1, excess - 1
 
     async def intakes(self, reading: "asyncio.Task[None]") -> AsyncGenerator[Intake, None]:
         reading.add_done_callback(lambda _: self._filled.set())
@@ -217,8 +216,7 @@ class _Buffer:
                 await self._filled.wait()
                 continue
             buffered = self._buffer.popleft()
-            self._count, self._bytes = self._count - buffered.count, self._bytes - buffered.size
-            self._in_flight += buffered.count
+            self._bytes -= buffered.size
             self._freed.set()
             yield self._intake(buffered)
         await reading
@@ -230,7 +228,7 @@ class _Buffer:
 
     def _intake(self, buffered: _Buffered) -> Intake:
         async def settle(error: Exception | None) -> None:
-            self._in_flight -= buffered.count
+            self._lag -= buffered.count
             await buffered.intake.settle(error)
 
         return Intake(buffered.arrivals, settle)

@@ -5,16 +5,17 @@ cannot carry is ignored. Events after it are counted from the id before.
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 from urllib.parse import quote, unquote_to_bytes
 
 import httpx
 
-from penstock.collect.http_client import Pauses, check_headers, get, http_errors, make_client, refusal, target
-from penstock.core.clock import Clock, SystemClock
+from penstock.collect.http_client import HttpClientSource, get, http_errors, refusal
+from penstock.collect.registry import check_positive
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -141,7 +142,7 @@ _STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True)
-class SseSource:
+class SseSource(HttpClientSource):
     """Reads `sse+http://…` or `sse+https://…`. The value of a record is the data of its event.
 
     `events`: the event types to accept; empty: all. An event beyond `max_size` becomes a dead letter with its first
@@ -150,29 +151,18 @@ class SseSource:
     counts as lost.
     """
 
-    url: str
-    name: str
+    prefix: ClassVar[str] = "sse+"
+
     events: tuple[str, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
     resume: bool = True
-    max_size: int = 1 << 20
-    open_within: timedelta = timedelta(seconds=10)
     silent_after: timedelta = timedelta(seconds=60)
-    proxy: str | None = None
-    clock: Clock = field(default_factory=SystemClock)
-    _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        target(self.url, self.name, "sse+")
-        check_headers(self.name, self.headers)
+        super().__post_init__()
+        check_positive(self, "silent_after")
         if isinstance(self.events, str):
             raise Misconfigured(f"source {self.name}, events", "it is a string", f'write ["{self.events}"]')
         object.__setattr__(self, "events", tuple(self.events))
-        for option in ("open_within", "silent_after"):
-            if getattr(self, option) <= timedelta(0):
-                raise Misconfigured(f"source {self.name}, {option}", "it must be more than 0")
-        if self.max_size < 1:
-            raise Misconfigured(f"source {self.name}, max_size", "it must be more than 0")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -187,7 +177,7 @@ class SseSource:
     @asynccontextmanager
     async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         await self._pauses.wait()
-        to = target(self.url, self.name, "sse+")
+        to = self._target()
         silent_for = self.silent_after.total_seconds()
         after = last_id(resume.cursor) if self.resume else None
         headers = {b"accept": _STREAM.encode(), b"cache-control": b"no-store"}
@@ -197,8 +187,8 @@ class SseSource:
         try:
             with http_errors(to, silent_for):
                 async with (
-                    make_client(to, self.open_within.total_seconds(), silent_for, self.proxy) as asking,
-                    get(asking, to, to.url, self.headers, headers) as response,
+                    self._client(silent_for) as client,
+                    get(client, to, to.url, self.headers, headers) as response,
                 ):
                     if (status := response.status_code) not in (200, 204):
                         raise refusal(to, response, self.clock)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.collect.ingest import BATCH_RECORDS
+from penstock.collect.registry import check_positive
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.framing import Found, Lines
@@ -31,8 +32,7 @@ class StdinSource:
     def __post_init__(self) -> None:
         if self.url.partition("://")[2].strip("/"):
             raise Misconfigured(f"source {self.name}", "stdin:// has no path", "write stdin://")
-        if self.max_size < 1:
-            raise Misconfigured(f"source {self.name}, max_size", "it must be at least 1")
+        check_positive(self, "max_size")
 
     @property
     def guarantee(self) -> Guarantee:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.collect.listen import AcknowledgingSource, SourceServer, endpoint
+from penstock.collect.registry import check_positive
 from penstock.core.contracts import Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured
 from penstock.core.framing import FRAMES
@@ -32,9 +33,7 @@ class TcpSource(AcknowledgingSource):
         if self.frames not in FRAMES:
             fix = f"it is one of {', '.join(FRAMES)}"
             raise Misconfigured(f"source {self.name}, frames", f'"{self.frames}" is not known', fix)
-        for option in ("max_size", "connections"):
-            if getattr(self, option) < 1:
-                raise Misconfigured(f"source {self.name}, {option}", "it is less than one")
+        check_positive(self, "max_size", "connections")
         # A sender without acknowledgements needs no name.
         object.__setattr__(self, "named", self.named and self.acknowledge)
 

@@ -20,23 +20,21 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote, unquote
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.collect.listen import IngestQueue, endpoint, too_large
+from penstock.collect.listen import IngestQueue, endpoint, http_server, too_large
 from penstock.collect.numbers import WEBHOOK_SUFFIX
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.signatures import parse_secrets, verify
-from penstock.web.requests import BodyReader, OriginCheck, OriginCheckMiddleware
-from penstock.web.responses import Problem, SecurityHeaders, handlers, reply
-from penstock.web.server import http_config, run_server
+from penstock.web.requests import BodyReader, OriginCheck
+from penstock.web.responses import Problem, reply
+from penstock.web.server import run_server
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +51,6 @@ _FORGET_EVERY = 60.0
 _FORGET_AT_A_TIME = 10_000
 _MAX_REFUSED = 1_000
 """How many refused deliveries are remembered: a repeated one makes no further dead letter."""
-_STOP_TIMEOUT = 2
-"""Seconds at a stop in which providers can read their responses."""
 _SIGN_FIX = "sign it as Standard Webhooks defines it, with the secret of this source"
 _SCHEMA = """
 create table if not exists epochs (first integer primary key, epoch integer not null);
@@ -443,12 +439,11 @@ class WebhookSource:
             queue = DeliveryQueue(self, highest)
             await stack.enter_async_context(queue.opened())
             messages = _Messages(self, queue, self._keys())
+            routes = [Route(unquote(at.path), messages.answer, methods=["GET", "POST"])]
             # Providers connect through proxies and tunnels, which forward the host name.
-            checked = OriginCheckMiddleware(
-                messages.app(unquote(at.path)), OriginCheck(listener, at.host, proxied=True)
-            )
-            config = http_config(checked, self.connections, self.idle_timeout.total_seconds(), _STOP_TIMEOUT)
-            await stack.enter_async_context(run_server(config, listener))
+            check = OriginCheck(listener, at.host, proxied=True)
+            server = http_server(routes, check, self.connections, self.idle_timeout)
+            await stack.enter_async_context(run_server(server, listener))
             intakes = await stack.enter_async_context(aclosing(queue.queue.intakes()))
             try:
                 yield intakes
@@ -465,16 +460,7 @@ class _Messages:
         # No gzip: the signature covers the bytes as they were sent.
         self._bodies = BodyReader(f"the source {source.name}", source.max_size, source.memory, source.upload)
 
-    def app(self, path: str) -> Starlette:
-        starlette = Starlette(
-            routes=[Route(path, self._answer, methods=["GET", "POST"])],
-            middleware=[Middleware(SecurityHeaders)],
-            exception_handlers=handlers("the source", "use the address of the source"),
-        )
-        starlette.router.redirect_slashes = False
-        return starlette
-
-    async def _answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         return await (self._take(request) if request.method == "POST" else self._challenge(request))
 
     async def _take(self, request: Request) -> Response:

@@ -98,7 +98,8 @@ class Source(Protocol):
         """Connect and resume after `resume`. The iterator ends when the source is exhausted.
 
         Raises Unavailable when the other side is not reachable. The source acknowledges nothing before `settle(None)`.
-        Records that were not settled are delivered again at the next opening, if the sender still has them.
+        It is opened again after all intakes of the last opening were settled. Records that were settled with an error
+        are delivered again, if the sender still has them.
         """
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock.collect.overlapping import overlapping
+from penstock.collect.overlapping import Overlapping
 from penstock.collect.registry import has_option, source_at
 from penstock.core.contracts import Guarantee, NeedsContext, Source, SourceContext
 from penstock.core.errors import Misconfigured
@@ -41,7 +41,7 @@ def make_source(
         source = source_at(address, name or spec.name, options)
     if context is not None and isinstance(source, NeedsContext):
         source = source.with_context(context)
-    return source if spec.overlap == 1 else overlapping(source, spec.overlap_by, spec.overlap)
+    return source if spec.overlap == 1 else Overlapping(source, spec.overlap_by, spec.overlap)
 
 
 def can_be_shared(spec: SourceSpec, config: Config) -> bool:

@@ -13,7 +13,7 @@ from penstock.analysis.plans import Need, Verdict, guessed, need
 from penstock.analysis.query import Mode, Query, Static
 from penstock.analysis.session import wait_for_slots
 from penstock.collect.registry import kind_of
-from penstock.collect.shedding import shedding
+from penstock.collect.shedding import Shedding
 from penstock.core.contracts import Guarantee, Source
 from penstock.core.errors import Misconfigured, raise_all
 from penstock.core.text import did_you_mean, redact_address
@@ -304,7 +304,7 @@ def _hops(description: Description, config: Config, guarantees: Mapping[str, Hop
     hops = []
     for spec in description.sources:
         source = make_source(spec, config, required)
-        wrapped = source if spec.shed is None else shedding(source, spec.shed)
+        wrapped = source if spec.shed is None else Shedding(source, spec.shed)
         address = redact_address(config.source_address(spec))
         hops.append(_hop(address, kind_of(source), spec.into, of_source(wrapped, required)))
     for query in description.queries:

@@ -13,7 +13,7 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.kafka import Kafka
 from penstock.collect.ingest import DEFAULT_RECORD_BYTES, IngestLoop
 from penstock.collect.numbers import other_collectors
-from penstock.collect.shedding import shedding
+from penstock.collect.shedding import Shedding
 from penstock.collect.standby import LeaderLease, run_as_leader
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Source, SourceContext, Topic
@@ -155,7 +155,7 @@ def _source(
     dead = description.channels[spec.into].dead
     context = SourceContext(channels, spec.into, dead, description.bookmarks, config.state)
     source = make_source(spec, config, description.delivery, os.environ, context, name)
-    return source if spec.shed is None else shedding(source, spec.shed, partial(lags, spec.into))
+    return source if spec.shed is None else Shedding(source, spec.shed, partial(lags, spec.into))
 
 
 def limit(channels: Channels, channel: str) -> int:
