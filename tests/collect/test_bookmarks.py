@@ -23,7 +23,7 @@ def mark(channels: MemoryChannels, bookmark: Bookmark, source: str = "source") -
 
 
 def recovered(channels: MemoryChannels) -> Bookmark:
-    return recover(channels, "bookmarks", "source", WATCHED)
+    return recover(channels, "bookmarks", "source", WATCHED, "heartbeats")
 
 
 def numbers(*origins: tuple[str, int, int, int]) -> Numbers:
@@ -123,7 +123,7 @@ def test_what_others_wrote_into_the_channel_is_no_obstacle() -> None:
 
 def test_a_channel_that_does_not_give_what_it_holds_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="bookmarks is unavailable"):
-        recover(Mute(), "bookmarks", "source", WATCHED)
+        recover(Mute(), "bookmarks", "source", WATCHED, "heartbeats")
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -153,7 +153,7 @@ def test_what_was_dropped_on_purpose_and_told_on_disk_is_no_gap() -> None:
 
     (heartbeat_record,) = shed_records("rsvps", [Origin("source", 5, 2, 0), Origin("source", 5, 3, 0)])
     waiting = [record(1), record(4), ("heartbeats", heartbeat_record), record(6)]
-    found = recover(MemoryChannels(), "bookmarks", "source", WATCHED, waiting, "heartbeats")
+    found = recover(MemoryChannels(), "bookmarks", "source", WATCHED, "heartbeats", waiting)
     assert (found.cursors.cursor, list(found.cursors.after_gap)) == ("4", ["6"])
 
 
@@ -162,5 +162,5 @@ def test_of_what_was_dropped_before_another_channel_nothing_is_believed() -> Non
     (heartbeat_record,) = shed_records("others", [Origin("source", 5, 1, 0)])
     channels.append("heartbeats", heartbeat_record.value, heartbeat_record.key)
     channels.append("rsvps", b"2", None, [*Origin("source", 5, 2, 0).headers(), ("cursor", b"2")])
-    found = recover(channels, "bookmarks", "source", WATCHED, heartbeats="heartbeats")
+    found = recover(channels, "bookmarks", "source", WATCHED, "heartbeats")
     assert (found.cursors.cursor, list(found.cursors.after_gap)) == (None, ["2"])

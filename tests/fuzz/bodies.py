@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from tests.fuzz.target import Input, chunks_of, limits, result_or_error, target
 
-from penstock.collect.files import CompressedFile, CorruptFile
+from penstock.collect.files import Content, CorruptFile
 from penstock.collect.listen import split_lines
 from penstock.web import requests as web_requests
 from penstock.web.requests import BodyReader
@@ -70,7 +70,7 @@ def gzip_files(data: bytes) -> None:
     descriptor = os.memfd_create("gzip_bodies")
     try:
         os.write(descriptor, stream)
-        content = CompressedFile(descriptor)
+        content = Content(descriptor, compressed=True)
         try:
             begins = content.begins(step)
             while not content.seek(offset):

@@ -114,6 +114,6 @@ def post_options(data: bytes) -> None:
     names = [name for name, _ in parse_qsl(address.decode("latin-1"), keep_blank_values=True)]
     assert len(names) == len(set(names))
     assert found.answer is None or 0 <= found.answer <= 60
-    if (identity := found.identity) is not None:
-        assert invalid_sender(identity.sender, "rsvps") is None
-        assert Origin.of(Origin(identity.sender, identity.epoch, identity.seq, 0).headers()) is not None
+    if found.identity is not None:
+        assert invalid_sender(found.identity[0], "rsvps") is None
+        assert Origin.of(Origin(*found.identity, 0).headers()) is not None

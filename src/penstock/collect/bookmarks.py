@@ -19,7 +19,7 @@ from penstock.collect.spool import SpoolDedup
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets, ResumeState
 from penstock.core.errors import Refused
-from penstock.core.record import Origin, Record
+from penstock.core.record import Headers, Origin, Record
 from penstock.core.scan import Bounds, scan
 
 log = logging.getLogger(__name__)
@@ -132,10 +132,8 @@ class Bookmark:
     def resume_state(self) -> ResumeState:
         return ResumeState(self.numbers.contiguous(), self.cursors.cursor, self.numbers.highest())
 
-    def add(self, source: str, origin: Origin | None) -> None:
+    def add(self, source: str, origin: Origin) -> None:
         """Note that a record with this origin is durable. `source`: the sender name of the collector itself."""
-        if origin is None:
-            return
         if origin.sender == source:
             if origin.epoch < 2**63 - 1:  # The next generation needs a number, too.
                 self.generation = max(self.generation, origin.epoch)
@@ -220,14 +218,14 @@ def recover(
     bookmarks: str,
     source: str,
     watched: Sequence[str],
+    heartbeats: str,
     spooled: Iterable[tuple[str, Record]] = (),
-    heartbeats: str | None = None,
     dedup: SpoolDedup | None = None,
 ) -> Bookmark:
     """The last bookmark of the source, updated to the end of the channels that it fills. Blocks.
 
-    `spooled`: durable records that are not in their channel yet. `heartbeats`: the channel with the numbers that were
-    shed before the first of the watched channels; they are not gaps. `dedup` observes the records after the bookmark.
+    `heartbeats`: the channel with the numbers that were shed before the first of the watched channels; they are not
+    gaps. `spooled`: durable records that are not in their channel yet. `dedup` observes the records after the bookmark.
 
     A bookmark is ignored if it cannot be read, or claims more than a channel holds (the channel was recreated or
     truncated). Then the whole channels are read.
@@ -239,37 +237,32 @@ def recover(
         # The cursor stays: the source would not repeat what the channel lost.
         bookmark = replace(bookmark, numbers=Numbers(), offsets={}, last=0)
     recovery = CursorRecovery(bookmark.cursors, bookmark.generation, bookmark.last)
-    for channel in watched:
+
+    def note(channel: str, origin: Origin | None, headers: Headers, value: bytes | None) -> None:
+        if channel == heartbeats:
+            for epoch, seq in shed_numbers(source, watched[0], value):
+                bookmark.generation = max(bookmark.generation, epoch)
+                recovery.add(epoch, seq)
+        elif channel in watched and origin is not None:
+            bookmark.add(source, origin)
+            if origin.sender == source:
+                recovery.add(origin.epoch, origin.seq, id_in_channel(headers, value))
+
+    for channel in (*watched, heartbeats):
+        bounds.setdefault(channel, channels.bounds(channel))
         for entry in scan(channels, channel, bookmark.offsets.get(channel), bounds[channel]):
             origin = Origin.read(entry.headers)
-            bookmark.add(source, origin)
+            note(channel, origin, entry.headers, entry.value)
             if origin is not None and dedup is not None:
                 dedup.observe(channel, origin)
-            if origin is not None and origin.sender == source:
-                recovery.add(origin.epoch, origin.seq, id_in_channel(entry.headers, entry.value))
-    if heartbeats is not None:
-        bounds[heartbeats] = channels.bounds(heartbeats)
-        for entry in scan(channels, heartbeats, bookmark.offsets.get(heartbeats), bounds[heartbeats]):
-            _add_shed(shed_numbers(source, watched[0], entry.value), bookmark, recovery)
     for channel, record in spooled:
-        if channel in watched:
-            bookmark.add(source, record.origin)
-            if record.origin is not None and record.origin.sender == source:
-                recovery.add(record.origin.epoch, record.origin.seq, id_in_channel(record.extra, record.value))
-        elif channel == heartbeats:
-            _add_shed(shed_numbers(source, watched[0], record.value), bookmark, recovery)
+        note(channel, record.origin, record.extra, record.value)
     recovery.finish()
     bookmark.offsets = {
         channel: {partition: end for partition, (_, end) in partitions.items()}
         for channel, partitions in bounds.items()
     }
     return bookmark
-
-
-def _add_shed(numbers: Iterable[tuple[int, int]], bookmark: Bookmark, recovery: CursorRecovery) -> None:
-    for epoch, seq in numbers:
-        bookmark.generation = max(bookmark.generation, epoch)
-        recovery.add(epoch, seq)
 
 
 def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:

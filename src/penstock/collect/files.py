@@ -13,7 +13,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Protocol
 
 from penstock.collect.file_progress import REMOVED_AFTER, File, FileStat, Progress, TooRecent, checksum, tail
 from penstock.collect.ingest import BATCH_BYTES, BATCH_RECORDS
@@ -42,73 +41,45 @@ class CorruptFile(Exception):
         self.why, self.early = why, early
 
 
-class Content(Protocol):
-    """An open file."""
+class Content:
+    """An open file, decompressed with bounded memory if it is compressed."""
 
-    size: int
-    written: int
+    def __init__(self, descriptor: int, compressed: bool) -> None:
+        found = os.fstat(descriptor)
+        self.size, self.written, self.compressed = found.st_size, found.st_mtime_ns, compressed
+        self._raw = os.fdopen(os.dup(descriptor), "rb")
+        self._raw.seek(0)
+        self._file = gzip.GzipFile(fileobj=self._raw, mode="rb") if compressed else self._raw
 
     def begins(self, most: int) -> bytes:
         """Its first bytes."""
-
-    def seek(self, offset: int) -> bool:
-        """Move to the offset, or closer to it. Return whether it was reached."""
-
-    def read(self, most: int) -> bytes:
-        """The next bytes, up to the size that the file had when it was opened."""
-
-
-class PlainFile:
-    def __init__(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        self.size, self.written = found.st_size, found.st_mtime_ns
-        self._descriptor, self._at = descriptor, 0
-
-    def begins(self, most: int) -> bytes:
-        return os.pread(self._descriptor, min(most, self.size), 0)
-
-    def seek(self, offset: int) -> bool:
-        self._at = offset
-        return True
-
-    def read(self, most: int) -> bytes:
-        data = os.pread(self._descriptor, max(0, min(most, self.size - self._at)), self._at)
-        self._at += len(data)
-        return data
-
-
-class CompressedFile:
-    """The content of a .gz file, read with bounded memory."""
-
-    def __init__(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        self.size, self.written = found.st_size, found.st_mtime_ns
-        self._raw: IO[bytes] = os.fdopen(os.dup(descriptor), "rb")
-        self._raw.seek(0)
-        self._zip = gzip.GzipFile(fileobj=self._raw, mode="rb")
-
-    def begins(self, most: int) -> bytes:
-        self._zip.seek(0)
+        self._file.seek(0)
         data = b""
         while len(data) < most and (more := self.read(most - len(data))):
             data += more
-        self._zip.seek(0)
+        self._file.seek(0)
         return data
 
     def seek(self, offset: int) -> bool:
-        missing = offset - self._zip.tell()
-        return missing <= 0 or not self.read(min(missing, SKIP_STEP)) or self._zip.tell() >= offset
+        """Move to the offset, or closer to it. Return whether it was reached."""
+        if not self.compressed:
+            return self._file.seek(offset) == offset
+        missing = offset - self._file.tell()
+        return missing <= 0 or not self.read(min(missing, SKIP_STEP)) or self._file.tell() >= offset
 
     def read(self, most: int) -> bytes:
+        """The next bytes; of a file that is not compressed, up to the size that it had when it was opened."""
+        if not self.compressed:
+            return self._file.read(max(0, min(most, self.size - self._file.tell())))
         try:
-            return self._zip.read(most)
+            return self._file.read(most)
         except EOFError as error:
             raise CorruptFile("its compressed data ends in the middle", early=True) from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise CorruptFile(f"its compressed data is damaged: {error}", early=False) from error
 
     def close(self) -> None:
-        self._zip.close()
+        self._file.close()
         self._raw.close()
 
 
@@ -124,7 +95,7 @@ class Folder:
     """How many of its first bytes identify a file."""
     descriptors: dict[int, int] = field(default_factory=dict)
     """By inode; the file that was read last comes last."""
-    _compressed: CompressedFile | None = None
+    _content: Content | None = None
 
     def list_files(self, tracked: Callable[[int, str], bool]) -> list[FileStat]:
         """The selected files, and known files that were renamed. Regular files only."""
@@ -183,13 +154,10 @@ class Folder:
         self.descriptors[inode] = self.descriptors.pop(inode)
         while len(self.descriptors) > MAX_OPEN:
             self.close_file(next(iter(self.descriptors)))
-        if self._compressed is not None:
-            self._compressed.close()
-            self._compressed = None
-        if info.name.endswith(".gz"):
-            self._compressed = CompressedFile(self.descriptors[inode])
-            return self._compressed
-        return PlainFile(self.descriptors[inode])
+        if self._content is not None:
+            self._content.close()
+        self._content = Content(self.descriptors[inode], info.name.endswith(".gz"))
+        return self._content
 
     def same(self, info: FileStat, file: File) -> bool:
         """Whether the file on disk has the first bytes of the known file, up to its offset."""
@@ -202,7 +170,7 @@ class Folder:
             return False
 
     def begins_same(self, content: Content, file: File) -> bool:
-        if isinstance(content, PlainFile) and content.size < file.offset:
+        if not content.compressed and content.size < file.offset:
             return False
         return file.check is None or checksum(content.begins(self.compared), file.offset) == file.check
 
@@ -211,9 +179,9 @@ class Folder:
             os.close(descriptor)
 
     def close(self) -> None:
-        if self._compressed is not None:
-            self._compressed.close()
-            self._compressed = None
+        if self._content is not None:
+            self._content.close()
+            self._content = None
         for inode in list(self.descriptors):
             self.close_file(inode)
 

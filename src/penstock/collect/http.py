@@ -159,22 +159,16 @@ class HttpSource(AcknowledgingSource):
 
 
 @dataclass(frozen=True)
-class SenderIdentity:
-    """The name and epoch of a sender that numbers its records, and the number of the first record of a body."""
-
-    sender: str
-    epoch: int
-    seq: int
-
-
-@dataclass(frozen=True)
 class PostOptions:
-    """The query parameters and headers of a POST. `answer`: seconds to wait for the row of the record."""
+    """The query parameters and headers of a POST.
+
+    `answer`: seconds to wait for the row of the record. `identity`: of the first record, if the sender numbers them.
+    """
 
     lines: bool = False
     oneway: bool = False
     answer: float | None = None
-    identity: SenderIdentity | None = None
+    identity: Key | None = None
 
     @classmethod
     def of(cls, request: Request, source: str, own: str, longest: timedelta) -> "PostOptions":
@@ -188,7 +182,7 @@ class PostOptions:
         return cls(lines, oneway, answer, _identity(request, query, source, own))
 
 
-def _identity(request: Request, query: Query, source: str, own: str) -> SenderIdentity | None:
+def _identity(request: Request, query: Query, source: str, own: str) -> Key | None:
     key = request.headers.getlist("idempotency-key")
     identity = {name: text for name in _IDENTITY if (text := query.text(name)) is not None}
     if key:
@@ -210,7 +204,7 @@ def _identity(request: Request, query: Query, source: str, own: str) -> SenderId
     if reason is not None:
         raise Problem(400, location, reason, "choose another name")
     epoch, seq = (integer(_KEY_HEADER if key else f"?{name}", identity[name]) for name in ("epoch", "seq"))
-    return SenderIdentity(identity["sender"], epoch, seq)
+    return identity["sender"], epoch, seq
 
 
 class Requests:
@@ -316,15 +310,17 @@ class Requests:
 
     def _number(self, count: int, options: PostOptions) -> Receipt:
         now = self._source.clock.now()
-        if (identity := options.identity) is None:
+        if options.identity is None:
             return Receipt(self._source.sender, self._opening, self._last + 1, count, now, self._opening)
-        if identity.seq + count - 1 > MAX_NUMBER:
+        sender, epoch, first = options.identity
+        last = first + count - 1
+        if last > MAX_NUMBER:
             raise Problem(400, "?seq", "the numbers of these records are beyond 64 bits", "start another epoch")
         try:
-            self._senders.admit(identity.sender, identity.epoch, identity.seq, identity.seq + count - 1)
+            self._senders.admit(sender, epoch, first, last)
         except Refused as refused:
             raise Problem(400, "?seq", refused.reason) from refused
-        return Receipt(identity.sender, identity.epoch, identity.seq, count, now, self._opening)
+        return Receipt(sender, epoch, first, count, now, self._opening)
 
     def _settled(self, receipt: Receipt, oneway: bool, durable: "asyncio.Future[None]") -> None:
         if self._pending.get(receipt.key) is durable:

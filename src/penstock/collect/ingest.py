@@ -348,7 +348,7 @@ class IngestLoop:
         spooled = self._spool.records if self._spool is not None else list[tuple[str, Record]]
         dedup = SpoolDedup(spooled())
         source = self._source.name
-        bookmark = recover(self._channels, names.bookmarks, source, watched, spooled(), names.heartbeats, dedup)
+        bookmark = recover(self._channels, names.bookmarks, source, watched, names.heartbeats, spooled(), dedup)
         # The generation is a time in seconds, and larger than any before. Records of a former run of this very object
         # may not be in the channel yet.
         self._generation = max(bookmark.generation + 1, self._generation + 1, self._clock.now() // 1_000_000)
