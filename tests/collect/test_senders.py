@@ -73,4 +73,4 @@ def test_there_are_only_so_many() -> None:
     for number in range(SENDERS + 10):
         senders.admit(f"s{number}", 1, 1, 5)
         senders.acknowledge(f"s{number}", 1, 1, 5)
-    assert len(senders._durable) == len(senders._highest) == SENDERS
+    assert len(list(senders._durable)) == len(senders._highest) == SENDERS

@@ -273,14 +273,15 @@ def key_of(value: bytes, path: str | Sequence[str] | None) -> bytes | None:
     except orjson.JSONDecodeError:
         return None
     if isinstance(path, str):
-        found = _scalar_at(document, path)
+        found = scalar_at(document, path.split("."))
         return None if found is None else found.encode() if isinstance(found, str) else orjson.dumps(found)
-    parts = [_scalar_at(document, each) for each in path]
+    parts = [scalar_at(document, each.split(".")) for each in path]
     return None if None in parts else orjson.dumps(parts)
 
 
-def _scalar_at(document: object, path: str) -> str | int | float | bool | None:
-    for step in path.split("."):
+def scalar_at(document: object, steps: Sequence[str]) -> str | int | float | bool | None:
+    """The string, number or boolean at a path in a JSON document; None if there is none."""
+    for step in steps:
         if not isinstance(document, dict):
             return None
         document = document.get(step)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import ClassVar
 
 import httpx
 
-from penstock.collect.registry import check_positive
+from penstock.collect.registry import check_headers, check_positive
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.web.webhook import MAX_PAUSE, retry_after
@@ -25,8 +24,6 @@ LATER = (429, 503)
 
 _REASON = 300
 _MOVED = (301, 302, 303, 307, 308)
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
-_VALUE = re.compile(r"[!-~]([\t -~]{0,8190}[!-~])?|")
 
 # httpx logs each request with its address, which may contain a token.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -149,11 +146,7 @@ class HttpClientSource:
     def __post_init__(self) -> None:
         self._target()
         check_positive(self, "max_size", "open_within")
-        for header, value in self.headers.items():
-            if not _NAME.fullmatch(header) or not isinstance(value, str) or not _VALUE.fullmatch(value):
-                # Do not show the value: it may be a secret.
-                fix = "use a name without spaces and colons, and an ASCII value without line feeds"
-                raise Misconfigured(f"source {self.name}, headers", f"{header!r} is invalid", fix)
+        check_headers(self.name, self.headers)
 
     def _target(self) -> Target:
         return target(self.url, self.name, self.prefix)

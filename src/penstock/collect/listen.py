@@ -8,7 +8,6 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from uvicorn.config import Config
 
 from penstock.collect.ingest import ARRIVAL_OVERHEAD, BATCH_BYTES, BATCH_RECORDS, STOP_TIMEOUT
-from penstock.collect.numbers import SENDERS
+from penstock.collect.numbers import SENDERS, Numbers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Refused, Unavailable
@@ -37,8 +36,6 @@ READING = 32
 
 _HTTP_STOP_TIMEOUT = 2
 """Seconds at a stop in which clients can read their responses."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -218,7 +215,10 @@ class SenderStates:
 
     def __init__(self, resume: ResumeState, largest_jump: int = LARGEST_JUMP) -> None:
         self._largest_jump = largest_jump
-        self._durable = {sender: _Run(epoch, 1, last) for sender, (epoch, last) in resume.numbers.items()}
+        self._durable = Numbers()
+        for sender, (epoch, last) in resume.numbers.items():
+            if last:
+                self._durable.add(sender, epoch, 1, last)
         self._highest = dict(resume.highest)
 
     def admit(self, sender: str, epoch: int, first: int, last: int) -> None:
@@ -240,37 +240,19 @@ class SenderStates:
         without a gap.
         """
         self.admit(sender, epoch, first, first - 1)
-        run = self._durable.get(sender)
-        if run is not None and run.epoch == epoch and run.first <= first <= run.last + 1:
-            return run.last
-        return first - 1
+        return self._durable.last_from(sender, epoch, first)
 
     def acknowledge(self, sender: str, epoch: int, first: int, last: int) -> None:
         """Note that first–last are durable."""
-        run, now = self._durable.get(sender), _Run(epoch, first, last)
-        if run is not None and run.epoch > epoch:
-            return
-        if run is not None and run.epoch == epoch and first <= run.last + 1 and run.first <= last + 1:
-            now = _Run(epoch, min(first, run.first), max(last, run.last))
-        _put(self._durable, sender, now)
+        self._durable.add(sender, epoch, first, last)
         self._note(sender, epoch, last)
 
     def _note(self, sender: str, epoch: int, last: int) -> None:
         if self._highest.get(sender, (epoch, last)) <= (epoch, last):
-            _put(self._highest, sender, (epoch, last))
-
-
-class _Run(NamedTuple):
-    epoch: int
-    first: int
-    last: int
-
-
-def _put(states: dict[str, T], sender: str, value: T) -> None:
-    states.pop(sender, None)
-    states[sender] = value
-    if len(states) > SENDERS:
-        del states[next(iter(states))]
+            self._highest.pop(sender, None)
+            self._highest[sender] = (epoch, last)
+            if len(self._highest) > SENDERS:
+                del self._highest[next(iter(self._highest))]
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,11 @@ class Numbers:
         self.add(sender, epoch, first, last)
         return True
 
+    def last_from(self, sender: str, epoch: int, number: int) -> int:
+        """The last number of the run that contains this number or ends before it; without one, the number before."""
+        runs = self._runs.get(sender, {}).get(epoch, Runs())
+        return next((last for first, last in runs if first <= number <= last + 1), number - 1)
+
     def _runs_of(self, sender: str, epoch: int) -> Runs:
         """The runs of a sender, which becomes the most recent one. May forget another sender or epoch."""
         epochs = self._runs.pop(sender, None) or {}

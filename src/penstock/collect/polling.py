@@ -388,7 +388,8 @@ class _Poller:
     """One opening of the source."""
 
     def __init__(self, source: PollingSource, to: Target, client: httpx.AsyncClient, paging: Paging) -> None:
-        self._source, self._to, self._asking, self._paging = source, to, client, paging
+        self._source, self._to, self._client, self._paging = source, to, client, paging
+        self._in_flight: list[asyncio.Future[Exception | None]] = []
 
     async def intakes(self, first: "asyncio.Task[_Body | None]") -> AsyncGenerator[Intake, None]:
         source, paging = self._source, self._paging
@@ -396,26 +397,40 @@ class _Poller:
         while True:
             leads_on = False
             if body is not None:
-                settled = _Settled(self._to.display)
                 try:
                     page = await self._read(body)
                 except Refused as refused:
                     if letter := paging.dead(body.answer.body, refused.reason):
-                        yield settled.intake(letter)
-                        await settled.wait()
+                        yield self._intake(letter)
+                        await self._settled()
                 else:
                     # Without cursors, a record that disappears and appears again is a new one.
                     new = paging.new(page, body.tag, str(source.clock.now()) if source.cursor is None else None)
                     for some in new.all_but_last():
-                        yield settled.intake(some)
-                    await settled.wait()
+                        yield self._intake(some)
+                    await self._settled()
                     if last := new.last():
-                        yield settled.intake(last)
-                        await settled.wait()
+                        yield self._intake(last)
+                        await self._settled()
                     leads_on = paging.finish_page(page, new) and bool(last)
             if not leads_on:
                 await asyncio.sleep(source.every.total_seconds())
             body = await self.ask()
+
+    def _intake(self, arrivals: Sequence[Arrival]) -> Intake:
+        settled = asyncio.get_running_loop().create_future()
+        self._in_flight.append(settled)
+
+        async def settle(error: Exception | None) -> None:
+            settled.set_result(error)
+
+        return Intake(arrivals, settle)
+
+    async def _settled(self) -> None:
+        """Wait until all intakes are settled. Raises Unavailable if one was not stored: ask for the page again."""
+        while self._in_flight:
+            if await self._in_flight.pop(0) is not None:
+                raise Unavailable(self._to.display, "its records were not stored")
 
     async def ask(self) -> _Body | None:
         """The response; None if there is nothing new."""
@@ -430,7 +445,7 @@ class _Poller:
             with http_errors(self._to, within):
                 async with (
                     asyncio.timeout(within),
-                    get(self._asking, self._to, url, source.headers, headers) as response,
+                    get(self._client, self._to, url, source.headers, headers) as response,
                 ):
                     if response.status_code in (204, 304):
                         return None
@@ -458,31 +473,3 @@ class _Poller:
         if len(body.answer.body) > _LARGE:
             return await asyncio.to_thread(read, body.answer, source.items, source.cursor)
         return read(body.answer, source.items, source.cursor)
-
-
-class _Settled:
-    """Whether the intakes of a page are settled."""
-
-    def __init__(self, display: str) -> None:
-        self._who = display
-        self._waiting = 0
-        self._error: Exception | None = None
-        self._changed = asyncio.Event()
-
-    def intake(self, arrivals: Sequence[Arrival]) -> Intake:
-        self._waiting += 1
-
-        async def settle(error: Exception | None) -> None:
-            self._waiting -= 1
-            self._error = self._error or error
-            self._changed.set()
-
-        return Intake(arrivals, settle)
-
-    async def wait(self) -> None:
-        """Wait until all are settled. Raises Unavailable if one was not stored: the page must be requested again."""
-        while self._waiting and self._error is None:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._error is not None:
-            raise Unavailable(self._who, "its records were not stored")

@@ -37,6 +37,9 @@ _COMMON = ("into", "key", "name", "overlap", "overlap_by", "shed")
 """Options of every source, handled by the pipeline."""
 _INTERNAL = {"clock", "context", "shared"}
 """Parameters that users do not set."""
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+_VALUE = re.compile(r"[!-~]([\t -~]{0,8190}[!-~])?|")
+"""Of HTTP headers."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,15 @@ def check_positive(source: Source, *options: str) -> None:
         if not valid:
             problem = f"{str(value) if isinstance(value, timedelta) else repr(value)} is not a positive number"
             raise Misconfigured(f"source {source.name}, {option}", problem, fix)
+
+
+def check_headers(name: str, headers: Mapping[str, str]) -> None:
+    """Raise Misconfigured if an HTTP header of a source is invalid."""
+    for header, value in headers.items():
+        if not _NAME.fullmatch(header) or not isinstance(value, str) or not _VALUE.fullmatch(value):
+            # Do not show the value: it may be a secret.
+            fix = "use a name without spaces and colons, and an ASCII value without line feeds"
+            raise Misconfigured(f"source {name}, headers", f"{header!r} is invalid", fix)
 
 
 def kind_of(source: Source) -> str:

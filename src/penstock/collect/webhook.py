@@ -196,11 +196,6 @@ class Deliveries:
             raise Unavailable(self._location, str(error)) from error
         return [Pending(seq, time, body, hashlib.sha256(body).digest() != digest) for seq, time, body, digest in found]
 
-    def count(self) -> int:
-        """How many ids are kept."""
-        (count,) = self._file.execute("select count(*) from deliveries").fetchone()
-        return int(count)
-
     def close(self) -> None:
         self._file.close()
 

@@ -1,7 +1,6 @@
 """Records from a WebSocket server, one per message."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from penstock.collect.dedup import scalar_at
+from penstock.collect.registry import check_headers
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import LONGEST_SENDER, Heartbeat, Origin
@@ -108,15 +109,12 @@ def _parse(message: bytes) -> object:
 
 def _text_at(document: object, steps: Sequence[str]) -> str | None:
     """The string, number or boolean at a path, as text. None for other values, and for inexact numbers."""
-    for step in steps:
-        if not isinstance(document, dict):
-            return None
-        document = document.get(step)
-    if isinstance(document, str):
-        return document
-    if isinstance(document, float) and not -EXACT < document < EXACT:
+    found = scalar_at(document, steps)
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, float) and not -EXACT < found < EXACT:
         return None
-    return orjson.dumps(document).decode() if isinstance(document, int | float) else None
+    return orjson.dumps(found).decode()
 
 
 def _numbered(message: bytes, document: object, numbered: str) -> Notices:
@@ -197,9 +195,7 @@ class WebSocketSource:
         for one in (*self.only, *self.ignore):
             if not one.partition("=")[0].strip() or "=" not in one:
                 self._misconfigured("only, ignore", f'"{one}" is not a condition', 'write it like "type=match"')
-        for name, value in self.headers.items():
-            if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[\t\x20-\x7e]*", value):
-                self._misconfigured("headers", f"{name!r} is invalid", "use one line of ASCII")
+        check_headers(self.name, self.headers)
         # Without numbers or positions the feed cannot resume.
         object.__setattr__(self, "resume", self.resume and (self.numbered, self.cursor) != (None, None))
 
