@@ -3,10 +3,9 @@ import random
 import orjson
 import pytest
 
-from penstock.collect.bookmarks import RECENT, Bookmark, CursorRecovery, CursorState
+from penstock.collect.bookmarks import FORGOTTEN_AFTER, RECENT, Bookmark, CursorRecovery, CursorState
 from penstock.collect.dedup import (
     DEAD_BYTES,
-    FORGOTTEN_AFTER,
     MAX_RECENT,
     Dedup,
     RecentRecords,
@@ -66,7 +65,7 @@ def test_what_lay_beyond_a_gap_and_comes_again_lies_there_no_longer() -> None:
 
 
 def test_the_same_cursor_with_another_payload_is_another_record() -> None:
-    recent_records = RecentRecords([record_id("1", b"a")])
+    recent_records = RecentRecords([record_id("1", b"a").identity])
     assert not recent_records.add(record_id("1", b"a"))
     assert recent_records.add(record_id("1", b"b"))
 
@@ -94,9 +93,11 @@ def test_what_has_a_mark_of_its_own_is_known_by_it_whatever_its_cursor_is() -> N
 @pytest.mark.parametrize("own", [True, False])
 def test_what_has_a_mark_of_its_own_may_come_again_behind_any_number_of_others(own: bool) -> None:
     """Those that are known by their cursors come in their order, and so before long or never."""
-    recent_records = RecentRecords(after_gap=[record_id("late", b"")])
+    cursors = CursorState(after_gap=dict([record_id("late", b"").identity]))
+    recent_records = cursors.recent_records()
     for n in range(FORGOTTEN_AFTER):
-        recent_records.add(RecordId(str(n), 0, str(n) if own else None))
+        recent_records.add(one := RecordId(str(n), 0, str(n) if own else None))
+        cursors.add([one])
     assert recent_records.add(record_id("late", b"", "late" if own else None)) is not own
 
 

@@ -8,12 +8,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from typing import Any
 
 import orjson
 
-from penstock.collect.dedup import FORGOTTEN_AFTER, RecentRecords, RecordId, id_in_channel, shed_numbers
+from penstock.collect.dedup import RecentRecords, RecordId, id_in_channel, shed_numbers
 from penstock.collect.numbers import Numbers
 from penstock.collect.spool import SpoolDedup
 from penstock.core.clock import Micros
@@ -24,6 +23,8 @@ from penstock.core.scan import Bounds, scan
 
 log = logging.getLogger(__name__)
 
+FORGOTTEN_AFTER = 100_000
+"""After this many records, a record after a gap is not expected to be repeated any more."""
 RECENT = 100
 """How many of the last records a bookmark remembers: some sources resume with the record itself, not after it."""
 
@@ -50,7 +51,8 @@ class CursorState:
         return cls(None if cursor is None else str(cursor), recent, after_gap)
 
     def recent_records(self) -> RecentRecords:
-        return RecentRecords(starmap(RecordId, self.recent.items()), starmap(RecordId, self.after_gap.items()))
+        """What a process knows at its start. It shares `after_gap`."""
+        return RecentRecords(self.recent.items(), self.after_gap)
 
     def add(self, ids: Iterable[RecordId]) -> None:
         """Note that these records are durable, in this order, and all before them.
@@ -61,11 +63,13 @@ class CursorState:
             self.cursor = one.cursor
             short, checksum = one.identity
             self.recent[short] = checksum
-            self.after_gap.pop(short, None)
-            self._added += 1
+            if self.after_gap.get(short) == checksum:
+                del self.after_gap[short]
+            # Records with a dedup key can come in another order than before, so after any number of others.
+            self._added += one.dedup_key is None
         while len(self.recent) > RECENT:
             del self.recent[next(iter(self.recent))]
-        if self._added > FORGOTTEN_AFTER:
+        if self._added >= FORGOTTEN_AFTER:
             self.after_gap.clear()
 
 
@@ -258,11 +262,12 @@ def recover(
     for channel, record in spooled:
         note(channel, record.origin, record.extra, record.value)
     recovery.finish()
-    bookmark.offsets = {
-        channel: {partition: end for partition, (_, end) in partitions.items()}
-        for channel, partitions in bounds.items()
-    }
+    bookmark.offsets = {channel: ends_of(partitions) for channel, partitions in bounds.items()}
     return bookmark
+
+
+def ends_of(bounds: Bounds) -> Offsets:
+    return {partition: end for partition, (_, end) in bounds.items()}
 
 
 def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:

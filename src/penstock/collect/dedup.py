@@ -2,8 +2,8 @@
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ CHECKSUM = "checksum"
 """The header with the checksum of the whole payload, where a dead letter holds only its first bytes."""
 MAX_RECENT = 1 << 16
 """How many a process remembers, for a source that repeats some after a reconnect."""
-FORGOTTEN_AFTER = 100_000
-"""After this many records, a record after a gap is not expected to be repeated any more."""
 MAX_LENGTH = 100
 """Characters. A longer cursor is remembered as a digest. Only the last one is kept in full, to resume after it."""
 DEAD_BYTES = 64 << 10
@@ -84,12 +82,14 @@ def shortened(cursor: str) -> str:
 
 
 class RecentRecords:
-    """The last records that were received, and those that a former process left after a gap."""
+    """The last records that were received, and those that a former process left after a gap.
 
-    def __init__(self, ids: Iterable[RecordId] = (), after_gap: Iterable[RecordId] = ()) -> None:
-        self._received = OrderedDict.fromkeys(one.identity for one in ids)
-        self._after_gap = {one.identity for one in after_gap}
-        self._remaining = FORGOTTEN_AFTER
+    `recent` and `after_gap` have the identities. Who makes `after_gap` removes from it.
+    """
+
+    def __init__(self, recent: Iterable[tuple[str, int]] = (), after_gap: Mapping[str, int] | None = None) -> None:
+        self._received = OrderedDict.fromkeys(recent)
+        self._after_gap = {} if after_gap is None else after_gap
 
     def received(self, one: RecordId) -> bool:
         """Whether this process received it, or it lies before the point at which this process resumed."""
@@ -97,19 +97,13 @@ class RecentRecords:
 
     def add(self, one: RecordId) -> bool:
         """Return whether it is new."""
-        identity = one.identity
+        identity = short, checksum = one.identity
         if identity in self._received:
             return False
         self._received[identity] = None
         if len(self._received) > MAX_RECENT:
             self._received.popitem(last=False)
-        new = identity not in self._after_gap
-        # Records with a dedup key can come in another order than before, so after any number of others.
-        if one.dedup_key is None:
-            self._remaining -= 1
-            if not self._remaining:
-                self._after_gap.clear()
-        return new
+        return self._after_gap.get(short) != checksum
 
 
 @dataclass
@@ -165,7 +159,9 @@ class Dedup:
                     if not self._is_new(arrival, arrival.cursor, result):
                         result.duplicates += 1
                         continue
-                    headers = _cursor_headers(arrival.cursor, arrival.dedup_key)
+                    headers = ((CURSOR, arrival.cursor.encode(errors="surrogatepass")),)
+                    if arrival.dedup_key is not None:
+                        headers = (*headers, (DEDUP_KEY, arrival.dedup_key.encode(errors="surrogatepass")))
                 origin = self.numbering.next(now)
             elif not new_run and not self.received.add(origin.sender, origin.epoch, origin.seq):
                 result.duplicates += 1
@@ -208,30 +204,12 @@ class Dedup:
         result.dead.append(Record(value[:DEAD_BYTES], origin, extra=headers))
 
 
-def _cursor_headers(cursor: str, dedup_key: str | None) -> Headers:
-    headers: Headers = ((CURSOR, cursor.encode(errors="surrogatepass")),)
-    if dedup_key is None:
-        return headers
-    return (*headers, (DEDUP_KEY, dedup_key.encode(errors="surrogatepass")))
-
-
 def heartbeat_record(channel: str, notice: Heartbeat | OutageInterval) -> Record:
     """A heartbeat or an outage interval, as a record of the heartbeats channel."""
-    match notice:
-        case Heartbeat(sender, epoch, seq, time):
-            key = sender
-            fields = {
-                "kind": "heartbeat",
-                "channel": channel,
-                "sender": sender,
-                "epoch": epoch,
-                "seq": seq,
-                "time": time,
-            }
-        case OutageInterval(source, since, until):
-            key = source
-            fields = {"kind": "blind", "channel": channel, "source": source, "since": since, "until": until}
-    return Record(orjson.dumps(fields), key=key.encode())
+    # Both are dataclasses: their fields follow.
+    kind = "heartbeat" if isinstance(notice, Heartbeat) else "blind"
+    key = notice.sender if isinstance(notice, Heartbeat) else notice.source
+    return Record(orjson.dumps({"kind": kind, "channel": channel, **asdict(notice)}), key=key.encode())
 
 
 def shed_records(channel: str, origins: Sequence[Origin]) -> Iterator[Record]:

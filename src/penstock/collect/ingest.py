@@ -6,17 +6,17 @@ and acknowledges the intake.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from penstock.collect.bookmarks import Bookmark, recover
+from penstock.collect.bookmarks import Bookmark, ends_of, recover
 from penstock.collect.dedup import Dedup, DedupResult, heartbeat_record
 from penstock.collect.numbers import Numbering, no_collectors
 from penstock.collect.spool import Spool, SpoolDedup, SpoolWriter
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Arrival, Channels, Guarantee, Intake, Offsets, ResumeState, Source
+from penstock.core.contracts import Arrival, Channels, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Unavailable, backoff
 from penstock.core.metrics import Rate
 from penstock.core.record import Heartbeat, OutageInterval, Record
@@ -85,14 +85,13 @@ class InFlight:
 
         Raises the error of a failed write: from then on, nothing may be sent.
         """
-        while self._failure is None and self._full(size):
+        while self._failure is None and (
+            self._intakes >= MAX_INTAKES or (self._intakes > 0 and self._bytes + size > MAX_BYTES)
+        ):
             self._freed.clear()
             await self._freed.wait()
         if self._failure is not None:
             raise self._failure
-
-    def _full(self, size: int) -> bool:
-        return self._intakes >= MAX_INTAKES or (self._intakes > 0 and self._bytes + size > MAX_BYTES)
 
     def send(self, intake: Intake, result: DedupResult, received: Micros, size: int) -> None:
         """Start to write the records of an intake, after those of earlier intakes."""
@@ -426,7 +425,9 @@ class IngestLoop:
         record before these ends. It may contain more.
         """
         bookmark, names = window.bookmark, self._names
-        ends = await asyncio.to_thread(self._ends)
+        watched = (names.into, names.dead, names.heartbeats)
+        bounds = await asyncio.to_thread(lambda: {channel: self._channels.bounds(channel) for channel in watched})
+        ends = {channel: ends_of(partitions) for channel, partitions in bounds.items()}
         await window.settled()
         if self._spooling:
             # Records before these ends may be in the spool, too: the next process looks for them after a bookmark.
@@ -446,10 +447,3 @@ class IngestLoop:
             beat = Heartbeat(self._source.name, bookmark.generation, bookmark.last, self._clock.now())
             await submit(names.heartbeats, [heartbeat_record(names.into, beat)])
         self._written = (record.value, bookmark.last)
-
-    def _ends(self) -> Mapping[str, Offsets]:
-        watched = (self._names.into, self._names.dead, self._names.heartbeats)
-        return {
-            channel: {partition: end for partition, (_, end) in self._channels.bounds(channel).items()}
-            for channel in watched
-        }

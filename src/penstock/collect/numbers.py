@@ -89,7 +89,10 @@ class Numbers:
 
         Numbers begin with 1. If a later one is the first known, those before it may still arrive.
         """
-        return {sender: (epoch, _last_before_gap(runs)) for sender, epoch, runs in self._newest()}
+        return {
+            sender: (epoch, max(0, runs.whole_until or 0) if (runs.first or 0) <= 1 else 0)
+            for sender, epoch, runs in self._newest()
+        }
 
     def highest(self) -> SenderNumbers:
         """The highest number in the newest epoch of each sender."""
@@ -106,10 +109,6 @@ class Numbers:
             for epoch, runs in epochs.items():
                 if len(kept := list(runs)) > RUNS:
                     epochs[epoch] = Runs([kept[0], *kept[1 - RUNS :]])
-
-
-def _last_before_gap(runs: Runs) -> int:
-    return max(0, runs.whole_until or 0) if (runs.first or 0) <= 1 else 0
 
 
 def number_runs(arrivals: Iterable[object]) -> Iterator[tuple[str, int, int, int]]:

@@ -94,16 +94,10 @@ def read(answer: Answer, items: str | None, cursor: str | None) -> Page:
                 raise Refused("an answer", why) from error
     if len(found) > MAX_ITEMS:
         raise Refused("an answer", f"it has {len(found)} records, more than {MAX_ITEMS}")
-    if following is not None and (len(following) > MAX_CURSOR or not _sendable(following)):
+    # Half of a surrogate pair cannot be sent.
+    if following is not None and (len(following) > MAX_CURSOR or re.search(r"[\ud800-\udfff]", following)):
         raise Refused("an answer", f"its cursor is not a string of up to {MAX_CURSOR} characters")
     return Page(found, following or None)
-
-
-def _sendable(cursor: str) -> bool:
-    try:
-        return bool(cursor.encode()) or not cursor
-    except UnicodeEncodeError:
-        return False
 
 
 class _Document:
@@ -257,7 +251,7 @@ class Paging:
 
     def new(self, page: Page, tag: str | None, once: str | None) -> New:
         sums = list(accumulate(page.items, lambda checksum, item: zlib.crc32(item, checksum), initial=0))[1:]
-        if self._leads_on(page):
+        if page.next is not None and page.next != self.spot.cursor:
             end = Spot(page.next, once=once)
         else:
             end = Spot(self.spot.cursor, len(sums) - 1, sums[-1] if sums else 0, tag, once)
@@ -299,9 +293,6 @@ class Paging:
         self._refused = checksum
         spot = replace(self.spot, once=f"refused-{checksum:08x}")
         return [Arrival(body[:FIRST_BYTES], cursor=spot.text(), refused=reason)]
-
-    def _leads_on(self, page: Page) -> bool:
-        return page.next is not None and page.next != self.spot.cursor
 
 
 def _smaller(cursor: str | None, before: str | None) -> bool:

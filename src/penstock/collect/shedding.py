@@ -115,7 +115,8 @@ class ShedPolicy:
         share = level / _HALF
         match self._shed.by:
             case By.PRIORITY:
-                found = self._classes.get(_text(arrival, self._shed.field), len(self._classes))
+                value = (key_of(arrival.value, self._shed.field) or b"").decode(errors="replace")
+                found = self._classes.get(value, len(self._classes))
                 # The most important ones pass above level 0.
                 return share > found / (len(self._classes) + 1)
             case By.KEY:
@@ -126,10 +127,6 @@ class ShedPolicy:
 
 def dropped(arrival: Arrival) -> Arrival:
     return replace(arrival, value=b"", shed=True)
-
-
-def _text(arrival: Arrival, field: str | None) -> str:
-    return (key_of(arrival.value, field) or b"").decode(errors="replace")
 
 
 @dataclass(eq=False)

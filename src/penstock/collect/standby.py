@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
+from penstock.collect.spool import in_thread
 from penstock.core.contracts import ChannelPartition, Channels, Member
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -55,12 +56,7 @@ class LeaderLease:
             if watching is not None:
                 watching.cancel()
             candidate.finished.set()
-            leaving = asyncio.ensure_future(asyncio.to_thread(thread.join, STOP_TIMEOUT))
-            try:
-                await asyncio.shield(leaving)
-            except asyncio.CancelledError:
-                await leaving
-                raise
+            await in_thread(thread.join, STOP_TIMEOUT)
 
 
 async def run_as_leader(lease: LeaderLease, work: Callable[[], Awaitable[None]]) -> None:
