@@ -191,16 +191,11 @@ class Spot:
             document = orjson.loads(text or "{}")
         except orjson.JSONDecodeError:
             return cls()
-        match document:
-            case dict():
-                index, checksum = document.get("index", -1), document.get("crc", 0)
-                texts = [document.get(name) for name in ("cursor", "etag")]
-                if (
-                    isinstance(index, int)
-                    and isinstance(checksum, int)
-                    and all(isinstance(one, str | None) for one in texts)
-                ):
-                    return cls(texts[0], index, checksum, texts[1])
+        if not isinstance(document, dict):
+            return cls()
+        match {"index": -1, "crc": 0, "cursor": None, "etag": None, **document}:
+            case {"index": int(index), "crc": int(crc), "cursor": str() | None as cursor, "etag": str() | None as tag}:
+                return cls(cursor, index, crc, tag)
         return cls()
 
     def left(self, sums: Sequence[int]) -> int:
