@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import entry_points
+from typing import Any
 
 from penstock.core.clock import duration
 from penstock.core.contracts import Guarantee, Source
@@ -78,7 +79,7 @@ def has_option(address: str, option: str) -> bool:
     return option in inspect.signature(factory).parameters
 
 
-def check_positive(source: Source, *options: str) -> None:
+def check_positive(source: Any, *options: str) -> None:
     """Raise Misconfigured if one of these options, integers or durations, is not more than 0."""
     for option in options:
         value = getattr(source, option)
