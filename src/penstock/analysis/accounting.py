@@ -16,8 +16,6 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -28,6 +26,7 @@ from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import (
     ONCE,
+    SPARK_ERRORS,
     accepted,
     as_read,
     counts,
@@ -476,7 +475,7 @@ class QueryAccounting:
         """How many records of a batch were late: as Spark reported if it counts records, otherwise from the log."""
         try:
             found = self._recount.late(stretch)
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             if self._late_records is not None:
                 # Late records are accounted for only after their dead letters are written.
                 raise

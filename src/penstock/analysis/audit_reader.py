@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.frames import description
+from penstock.analysis.frames import SPARK_ERRORS, description
 from penstock.audit.findings import (
     FORGED_NAMED,
     IN_CHANNEL,
@@ -71,7 +69,7 @@ class SparkAuditReader:
             return found
         try:
             rows = _rows(self._reduced(ranges, kinds, writers or WriterTokens()))
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             raise _explained(error, ranges) from error
         _take(found, rows)
         return found

@@ -7,11 +7,13 @@ reason, the dead letters get the others.
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -24,10 +26,11 @@ from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
 from penstock.analysis.validation import Objection, because
 from penstock.audit.writers import HEADER
 from penstock.core.contracts import Offsets
-from penstock.core.errors import Misconfigured
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import GENERATIONS
 
 ARROW_SETTING = "spark.sql.execution.pythonUDF.arrow.enabled"
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 def in_columns(build: Callable[..., Any], spark: SparkSession) -> None:
@@ -498,6 +501,15 @@ def description(error: Exception) -> str:
     text = re.sub(r"(?<=[\[ ])`_\w+`(, |(?=\]))", "", text)
     text = re.sub(r"Streaming real-time mode has the following limitation:\s*", "", text)
     return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")
+
+
+@contextmanager
+def spark_errors(service: str) -> Iterator[None]:
+    """Convert errors of Spark to Unavailable."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise Unavailable(service, description(error) or type(error).__name__) from None
 
 
 def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = "") -> DataFrame:

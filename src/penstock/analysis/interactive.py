@@ -7,15 +7,13 @@ from decimal import Decimal
 from typing import Any
 
 import orjson
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, StructType
 
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ADDED, counts
+from penstock.analysis.frames import ADDED, SPARK_ERRORS, counts
 from penstock.analysis.launch import failed
 from penstock.analysis.plans import accepts_update, analyzed, each, grouped, kind_of, plainly, refused
 from penstock.analysis.query import Query
@@ -102,7 +100,7 @@ class InteractiveQuery:
             # A row may become final without another record, because the last batch has moved the watermark.
             found.frame.sparkSession.conf.set(_WITHOUT_DATA, str(found.output == "append").lower())
             return cls(writer.start(), channels)
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             raise Misconfigured("query SQL", f"Spark cannot run it: {plainly(error)}") from None
 
     def look(self) -> Unavailable | None:
@@ -128,7 +126,7 @@ def inferred(spark: SparkSession, values: Sequence[bytes | None]) -> str | None:
     text = (b"[" + b",".join(objects) + b"]").decode()
     try:
         row = spark.range(1).select(F.schema_of_json(F.lit(text)).alias("ddl")).first()
-    except (PySparkException, Py4JJavaError):
+    except SPARK_ERRORS:
         return None  # Nested too deeply for Spark.
     assert row is not None
     listed = spark.createDataFrame([], f"x {row['ddl']}").schema["x"].dataType

@@ -22,7 +22,7 @@ from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, Written, abando
 from penstock.analysis.checkpoints.doctor import Diagnosis, Facts, Fit, begin_anew, examine, readable
 from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import dead_letters, description, encoded
+from penstock.analysis.frames import SPARK_ERRORS, dead_letters, description, encoded
 from penstock.analysis.operators.keyed import keeps_state, waits
 from penstock.analysis.plans import Verdict, accepts_update, analyzed, by_arrival, decide, plainly, refusal
 from penstock.analysis.query import Emit, Mode, Query, Shape
@@ -51,7 +51,7 @@ def objection_to_state(spark: SparkSession, result: DataFrame, output: str, path
         try:
             _copy(path, Path(folder), found)
             _plan(spark, result, output, Path(folder), found)
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             return explained(error)
     return None
 
@@ -230,7 +230,7 @@ def begin(engine: Engine, query: Query, fits: Fitting, locations: int, turn: int
         try:
             started = _start(engine, query, result, verdict.mode, note, turn)
             against = refusal(engine.spark, started)
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             against = plainly(error)
         if against is None:
             return started, verdict

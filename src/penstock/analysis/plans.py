@@ -13,12 +13,10 @@ from enum import StrEnum
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.frames import DELETED, KEY, RAW, description, is_boundary
+from penstock.analysis.frames import DELETED, KEY, RAW, SPARK_ERRORS, description, is_boundary
 from penstock.analysis.query import Emit, Mode, Query
 from penstock.analysis.supervision import is_transient
 from penstock.core.errors import Misconfigured
@@ -333,7 +331,7 @@ def objection(build: Callable[[], DataFrame]) -> str | None:
                 return refusal(frame.sparkSession, query)
             finally:
                 query.stop()
-    except (PySparkException, Py4JJavaError) as error:
+    except SPARK_ERRORS as error:
         return plainly(error)
 
 
@@ -361,7 +359,7 @@ def refused(frame: DataFrame, output: str) -> str | None:
     mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output)()
     try:
         getattr(checker, "MODULE$").checkForStreaming(analyzed(frame), mode)
-    except (PySparkException, Py4JJavaError) as error:
+    except SPARK_ERRORS as error:
         return plainly(error)
     return None
 

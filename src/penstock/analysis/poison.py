@@ -22,8 +22,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -42,7 +40,7 @@ from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.connectors import raw_table
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import RAW, dead_letters, encoded
+from penstock.analysis.frames import RAW, SPARK_ERRORS, dead_letters, encoded
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.supervision import TooMany, is_transient, telling
 from penstock.audit.findings import EXCLUDED
@@ -126,7 +124,7 @@ class Probe:
     def _error(self, largest: DataFrame) -> str | None:
         try:
             size = largest.collect()[0][0]
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             if is_transient(error):
                 raise
             return telling(error)

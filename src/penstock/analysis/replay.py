@@ -2,28 +2,26 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.engine import Engine, OffsetRanges
-from penstock.analysis.frames import MARK, description, encoded, typed
+from penstock.analysis.frames import MARK, encoded, spark_errors, typed
 from penstock.analysis.operators.keyed import waits
 from penstock.analysis.plans import by_arrival
 from penstock.analysis.query import Query
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
-from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured
 from penstock.core.record import generation_and_count
 
+_BATCH = "the batch over the log"
 _TOLERANCE = 1e-9
 """Sums of floats depend on the order of addition, which differs between a batch and a stream."""
 
@@ -300,7 +298,7 @@ def recomputed(
     `without`: the offsets of records that it has dropped as late.
     """
     table: dict[bytes, Row] = {}
-    with _explained():
+    with spark_errors(_BATCH):
         generation = note_of(engine.checkpoint(query.name)).generation
         for row in encoded(engine.recompute(query, until, since, without), query, generation).toLocalIterator():
             headers = [(header["key"], header["value"]) for header in row["headers"]]
@@ -325,13 +323,13 @@ def require_repeatable(engine: Engine, query: Query) -> None:
 
 def comes_when_final(engine: Engine, query: Query) -> bool:
     """Whether a row is written once, when it is final: before, it is correctly absent."""
-    with _explained():
+    with spark_errors(_BATCH):
         return not engine.updates(query)
 
 
 def kept(engine: Engine, channel: str, until: Offsets, since: Offsets | None = None) -> int:
     """How many records the log still holds from `since` up to `until`."""
-    with _explained():
+    with spark_errors(_BATCH):
         return engine.batch(channel, until, since).count()
 
 
@@ -340,7 +338,7 @@ def named(engine: Engine, query: Query, marks: Collection[int], until: Until) ->
     found: dict[int, Found] = {}
     if not marks:
         return found
-    with _explained():
+    with spark_errors(_BATCH):
         for channel in query.inputs:
             records = typed(engine.batch(channel, until.get(channel)), engine.shapes[channel])
             hits = records.select("origin", F.expr(MARK).alias("mark")).where(F.col("mark").isin(*marks))
@@ -348,11 +346,3 @@ def named(engine: Engine, query: Query, marks: Collection[int], until: Until) ->
             for row in hits.groupBy(*columns).count().collect():
                 found[row["mark"]] = Found(row["sender"], row["epoch"], row["seq"], row["count"])
     return found
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        raise Unavailable("the batch over the log", description(error) or type(error).__name__) from None

@@ -5,25 +5,23 @@ Only committed files are read, so the query may run. The whole state is scanned 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
 from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import description
+from penstock.analysis.frames import spark_errors
 from penstock.analysis.interactive import distinct, exactly
 from penstock.analysis.plans import analyzed, grouped, kind_of, nodes
 from penstock.analysis.query import Query
 from penstock.core.clock import SystemClock
-from penstock.core.errors import Refused, Unavailable
+from penstock.core.errors import Refused
 
 _AGGREGATIONS = ("stateStoreSave", "StatefulStreamlineAggregate")
 """Operator names in micro-batches, and in real time."""
@@ -61,7 +59,7 @@ def opened(engine: Engine, query: Query) -> tuple[dict[str, Any], list[Part]]:
     finished = batches(folder)
     if not finished and on_disk(folder) is not None:
         return {**header, "note": "it has no committed batch"}, []
-    with spark_errors(query):
+    with spark_errors(f"the state of {query.name}"):
         operators = _operators(engine, folder)
         number = finished[-1].number if finished else max((one["maxBatchId"] for one in operators), default=None)
         header["position"] = _position(folder, finished[-1] if finished else None, number)
@@ -178,15 +176,6 @@ def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
     return names if len(names) == columns else None
 
 
-@contextmanager
-def spark_errors(query: Query) -> Iterator[None]:
-    """Convert errors of Spark to Unavailable."""
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        raise Unavailable(f"the state of {query.name}", description(error)) from None
-
-
 MOST = 10_000
 """The maximal number of entries in a response."""
 LONGEST = 8_192
@@ -209,7 +198,7 @@ def get(engine: Engine, query: Query, key: str, most: int = MOST) -> dict[str, A
     found: dict[str, Any] = {"key": parse_key(key, len(query.key)), "state": None, "keys": []}
     if not parts and found["key"] is None:
         raise Refused("the key", f"its rows are identified by {' and '.join(query.key)}: {_written_as(len(query.key))}")
-    with spark_errors(query):
+    with spark_errors(f"the state of {query.name}"):
         for part in parts:
             columns = _ordered(part.key, query.key)
             values = parse_key(key, len(columns))
@@ -237,7 +226,7 @@ def scan(engine: Engine, query: Query, prefix: str, limit: int) -> dict[str, Any
         raise Refused("the limit", f"it is {limit}, and must be from 1 to {MOST:,}")
     header, parts = opened(engine, query)
     entries: list[dict[str, Any]] = []
-    with spark_errors(query):
+    with spark_errors(f"the state of {query.name}"):
         for part in parts:
             columns = _ordered(part.key, query.key)
             which = F.lit(True)

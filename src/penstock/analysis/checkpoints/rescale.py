@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.batches import numbers, on_disk, read_offsets
-from penstock.analysis.frames import description
+from penstock.analysis.frames import SPARK_ERRORS, description
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 
 Say = Callable[[str], None]
@@ -181,7 +179,7 @@ def _reading(variable: str) -> dict[str, str]:
 def _explained(query: str) -> Iterator[None]:
     try:
         yield
-    except (PySparkException, Py4JJavaError) as error:
+    except SPARK_ERRORS as error:
         text = str(error)
         for condition, problem in _REFUSALS.items():
             if f".{condition}]" in text:
