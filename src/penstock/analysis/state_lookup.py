@@ -197,7 +197,10 @@ def get(engine: Engine, query: Query, key: str, most: int = MOST) -> dict[str, A
     header, parts = opened(engine, query)
     found: dict[str, Any] = {"key": parse_key(key, len(query.key)), "state": None, "keys": []}
     if not parts and found["key"] is None:
-        raise Refused("the key", f"its rows are identified by {' and '.join(query.key)}: {_written_as(len(query.key))}")
+        raise Refused(
+            "the key",
+            f"its rows are identified by {' and '.join(query.key)}: write a JSON array of {len(query.key)} values",
+        )
     with spark_errors(f"the state of {query.name}"):
         for part in parts:
             columns = _ordered(part.key, query.key)
@@ -207,7 +210,7 @@ def get(engine: Engine, query: Query, key: str, most: int = MOST) -> dict[str, A
                 found["note"] = f"its state has the key {_names(columns)}, not the key of its rows"
                 continue
             found["key"], wanted = _parsed(engine, columns, values)
-            entries = _first_rows(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
+            entries = _first_rows(part, columns, wanted, most + 1 if part.several else 1)
             if len(entries) > most:
                 found["note"] = f"{part.variable} has more than {most:,} entries"
             if entries:
@@ -229,9 +232,7 @@ def scan(engine: Engine, query: Query, prefix: str, limit: int) -> dict[str, Any
     with spark_errors(f"the state of {query.name}"):
         for part in parts:
             columns = _ordered(part.key, query.key)
-            which = F.lit(True)
-            if prefix and columns:
-                which = _text(columns[0]).startswith(F.lit(prefix))
+            which = _text(columns[0]).startswith(F.lit(prefix)) if prefix and columns else F.lit(True)
             entries += _first_rows(part, columns, which, limit + 1 - len(entries))
     return {**header, "entries": entries[:limit], "more": len(entries) > limit}
 
@@ -274,23 +275,23 @@ def _names(columns: Columns) -> str:
     return " and ".join(name for name, _, _ in columns) or "nothing"
 
 
-def _written_as(columns: int) -> str:
-    return f"write a JSON array of {columns} values"
-
-
 def _parsed(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tuple[list[Any], Column]:
-    """The values as Spark parses them by the types of the columns, and a struct of them."""
+    """The values as Spark parses them by the types of the columns, and whether an entry has this key."""
     if values is None:
-        raise Refused("the key", f"the state has the key {_names(columns)}: {_written_as(len(columns))}")
+        raise Refused(
+            "the key", f"the state has the key {_names(columns)}: write a JSON array of {len(columns)} values"
+        )
     parsed = {str(at): _spelt(value, columns[at][2]) for at, value in enumerate(values)}
     schema = StructType([StructField(str(at), kind) for at, (_, _, kind) in enumerate(columns)])
     row = engine.spark.sql("SELECT * FROM VALUES (:asked) AS v(asked)", {"asked": json.dumps(parsed)})
-    read: dict[str, Any] = exactly(row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0])
+    text = row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0]
+    read: dict[str, Any] = exactly(text)
     for at, (name, _, kind) in enumerate(columns):
         if read[str(at)] is None and parsed[str(at)] is not None:
             problem = f"{json.dumps(parsed[str(at)], ensure_ascii=False)[:80]} is not a {kind.simpleString()}"
             raise Refused("the key", f"its {name} cannot be read: {problem}")
-    return list(read.values()), F.from_json(F.lit(json.dumps(parsed)), schema)
+    # Compared as JSON: keys of results have milliseconds, the state has microseconds.
+    return list(read.values()), F.to_json(_key(columns), _ALL) == text if columns else F.lit(True)
 
 
 def _spelt(value: Any, kind: DataType) -> Any:
@@ -302,20 +303,8 @@ def _spelt(value: Any, kind: DataType) -> Any:
     return value
 
 
-def _equal(columns: Columns, wanted: Column) -> Column:
-    which = F.lit(True)
-    for at, (_, column, kind) in enumerate(columns):
-        value = wanted.getField(str(at))
-        same = column.eqNullSafe(value)
-        if "timestamp" in kind.simpleString():
-            # Keys of results have milliseconds, the state has microseconds.
-            same = _written(column) == _written(value)
-        which = which & same
-    return which
-
-
-def _written(value: Column) -> Column:
-    return F.to_json(F.struct(value.alias("v")), _ALL)
+def _key(columns: Columns) -> Column:
+    return F.struct(*(column.alias(str(at)) for at, (_, column, _) in enumerate(columns)))
 
 
 def _text(column: tuple[str, Column, DataType]) -> Column:
@@ -331,7 +320,7 @@ def _first_rows(part: Part, columns: Columns, which: Column, most: int) -> list[
         return []
     header = [part.value.alias("value")]
     if columns:
-        header.append(F.struct(*(column.alias(str(at)) for at, (_, column, _) in enumerate(columns))).alias("key"))
+        header.append(_key(columns).alias("key"))
     if part.of is not None:
         header.append(part.of.alias("of"))
     rows = part.frame.where(which).limit(most).select(F.to_json(F.struct(*header), _ALL)).collect()
