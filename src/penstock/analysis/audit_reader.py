@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.frames import SPARK_ERRORS, description
+from penstock.analysis.frames import SPARK_ERRORS, ResultWriters, description, genuine
 from penstock.audit.findings import (
     FORGED_NAMED,
     IN_CHANNEL,
@@ -28,7 +28,7 @@ from penstock.audit.findings import (
     key_hash,
     key_text,
 )
-from penstock.audit.writers import HEADER, WriterTokens
+from penstock.audit.writers import WriterTokens
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.metrics import HIGHEST, STEP, Sketch
@@ -79,26 +79,28 @@ class SparkAuditReader:
         if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
             entries = entries.coalesce(1)
         results, dead = ([name for name, one in kinds.items() if one is kind] for kind in (Kind.RESULT, Kind.DEAD))
-        result, late = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_IN_CHANNEL)
-        forged = F.expr(_forged(results, writers))
-        judged = entries.select("*", result.alias("result"), late.alias("late"), forged.alias("forged"))
-        fields = judged.selectExpr(*_HEADERS)
-        ordered = fields.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
-        ordered.createOrReplaceTempView(_VIEW)
+        judged = entries.withColumns(
+            {
+                "result": F.col("topic").isin(results),
+                "late": F.col("topic").isin(dead) & F.expr(_IN_CHANNEL),
+                "forged": _forged(results, writers),
+            }
+        )
+        for columns in (_FIELDS, _IDENTITY, _ORDERED):
+            judged = judged.withColumns({name: F.expr(text) for name, text in columns.items()})
+        judged.createOrReplaceTempView(_VIEW)
         return self._session.sql(_GROUPED)
 
     def _entries(self, ranges: "_Ranges") -> DataFrame:
-        partitions: dict[str, list[int]] = {}
         since: dict[str, dict[str, int]] = {}
         until: dict[str, dict[str, int]] = {}
         for (channel, partition), (first, end) in ranges.items():
-            partitions.setdefault(channel, []).append(partition)
             since.setdefault(channel, {})[str(partition)] = first
             until.setdefault(channel, {})[str(partition)] = end
         reader = self._session.read.format("kafka").options(
             **{
                 "kafka.bootstrap.servers": self.servers,
-                "assign": json.dumps(partitions),
+                "assign": json.dumps({channel: list(map(int, offsets)) for channel, offsets in since.items()}),
                 "startingOffsets": json.dumps(since),
                 "endingOffsets": json.dumps(until),
                 "includeHeaders": "true",
@@ -131,11 +133,11 @@ def _first(name: str) -> str:
     return f"get(headers.value, CAST(array_position(headers.key, '{name}') AS INT) - 1)"
 
 
-def _number(name: str, only: str = "true") -> str:
+def _number(name: str, only: str) -> str:
     text = f"CAST({_first(name)} AS STRING)"
     number = f"try_cast({text} AS BIGINT)"
     # Only the canonical spelling of a number is accepted.
-    return f"CASE WHEN {only} AND CAST({number} AS STRING) = {text} THEN {number} END AS {name}"
+    return f"CASE WHEN {only} AND CAST({number} AS STRING) = {text} THEN {number} END"
 
 
 def _once(name: str) -> str:
@@ -149,86 +151,58 @@ _IN_CHANNEL = " OR ".join(
 )
 
 
-def _forged(results: Iterable[str], writers: WriterTokens) -> str:
-    """SQL that tests whether no known writer of a result has written a row; the inverse of `WriterTokens.genuine`."""
-    token, cases = f"hex({_first(HEADER)})", []
+def _forged(results: Iterable[str], writers: WriterTokens) -> Column:
+    """Whether no known writer of a result has written a row; the inverse of `WriterTokens.genuine`."""
+    forged = F.lit(False)
     for channel in results:
-        if not (tokens := writers.tokens(channel)):
-            continue
-        first = writers.first(channel)
-        old = " ".join(f"WHEN {partition} THEN offset < {offset}" for partition, offset in first.items())
-        old = f"CASE partition {old} ELSE false END" if first else "false"
-        listed = ", ".join(f"'{one.hex().upper()}'" for one in sorted(tokens))
-        cases.append(f"WHEN '{channel}' THEN NOT if({token} IS NULL, {old}, {token} IN ({listed}))")
-    return f"CASE topic {' '.join(cases)} ELSE false END" if cases else "false"
+        if tokens := writers.tokens(channel):
+            known = ResultWriters([token.decode() for token in tokens], writers.first(channel))
+            forged = F.when(F.col("topic") == channel, ~genuine(known)).otherwise(forged)
+    return forged
 
 
-_HEADERS = (
-    "topic",
-    "partition",
-    "offset",
-    "unix_micros(timestamp) AS at",
-    "key",
-    "result",
-    "late",
-    "forged",
-    f"CAST(coalesce({_first('sender')}, X'') AS STRING) AS sender",
-    _number("epoch", "NOT late"),
-    _number("seq", "NOT late"),
-    _number("time", "NOT late"),
-    _number("version", "result"),
-    _number("appended", "result"),
-    f"{' AND '.join(map(_once, ('sender', 'epoch', 'seq', 'time')))} AS once",
-    "coalesce(array_contains(headers.key, 'redriven'), false) AS redriven",
-)
+_FIELDS = {
+    "at": "unix_micros(timestamp)",
+    "sender": f"CAST(coalesce({_first('sender')}, X'') AS STRING)",
+    **{name: _number(name, "NOT late") for name in ("epoch", "seq", "time")},
+    **{name: _number(name, "result") for name in ("version", "appended")},
+    "once": " AND ".join(map(_once, ("sender", "epoch", "seq", "time"))),
+    "redriven": "coalesce(array_contains(headers.key, 'redriven'), false)",
+}
+"""Columns, each by its SQL over the columns before."""
 
 _WHOLE = "once AND is_valid_utf8(sender) AND epoch IS NOT NULL AND seq IS NOT NULL AND time IS NOT NULL"
 
 
-def _between(fields: str) -> str:
+def _since(time: str) -> str:
     """The duration from a timestamp to the arrival, limited to 64 bits."""
-    return f"at - greatest(least({fields}, at + {_LIMIT}), at - {_LIMIT})"
+    return f"CASE WHEN {time} IS NOT NULL THEN at - greatest(least({time}, at + {_LIMIT}), at - {_LIMIT}) END"
 
 
-def _since(fields: str, name: str) -> str:
-    return f"CASE WHEN {fields} IS NOT NULL THEN {_between(fields)} END AS {name}"
-
-
-_IDENTITY = (
-    "topic",
-    "partition",
-    "offset",
-    "at",
-    "result",
-    "late",
-    "forged",
-    "version",
-    "CASE WHEN version IS NOT NULL OR forged THEN key END AS key",
-    *(f"CASE WHEN {_WHOLE} THEN {name} END AS {name}" for name in ("sender", "epoch", "seq")),
-    f"{_WHOLE} AND redriven AS redriven",
-    _since("time", "delay"),
-    _since("appended", "step"),
-)
-
-_BEFORE = (
-    "max(seq) OVER (PARTITION BY topic, partition, sender, epoch, redriven ORDER BY offset"
-    " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before"
-)
+_IDENTITY = {
+    "key": "CASE WHEN version IS NOT NULL OR forged THEN key END",
+    **{name: f"CASE WHEN {_WHOLE} THEN {name} END" for name in ("sender", "epoch", "seq")},
+    "redriven": f"{_WHOLE} AND redriven",
+    "delay": _since("time"),
+    "step": _since("appended"),
+}
 
 
 def _bucket(duration: str) -> str:
     # A duration of 0 and a missing one have no bucket: their counts differ.
     ms = f"least({duration}, {_LONGEST}) / 1000D"
-    return f"CASE WHEN {duration} > 0 THEN CAST(ceil(ln({ms}) / {STEP!r}D) AS INT) END AS {duration}_bucket"
+    return f"CASE WHEN {duration} > 0 THEN CAST(ceil(ln({ms}) / {STEP!r}D) AS INT) END"
 
 
-_BUCKETS = (
-    "shiftright(seq, 6) AS block",
-    "shiftleft(1L, CAST(seq & 63 AS INT)) AS bit",
-    "(at - pmod(at, 60000000)) div 60000000 AS minute",
-    _bucket("delay"),
-    _bucket("step"),
-)
+_ORDERED = {
+    "before": "max(seq) OVER (PARTITION BY topic, partition, sender, epoch, redriven ORDER BY offset"
+    " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)",
+    "block": "shiftright(seq, 6)",
+    "bit": "shiftleft(1L, CAST(seq & 63 AS INT))",
+    "minute": "(at - pmod(at, 60000000)) div 60000000",
+    "delay_bucket": _bucket("delay"),
+    "step_bucket": _bucket("step"),
+}
 
 
 def _measured(duration: str) -> str:
