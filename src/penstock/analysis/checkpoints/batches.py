@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from pydantic import TypeAdapter
+
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 
@@ -42,30 +44,31 @@ def format_offsets(positions: Offsets) -> str:
     return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
 
 
+def _listed(folder: str, log: str) -> list[int]:
+    """The batches that have a file in a log of a checkpoint; none when it is remote."""
+    path = on_disk(folder)
+    return [] if path is None else numbers(path / log)
+
+
 def unfinished(folder: str) -> int | None:
     """The batch that was started and not committed; None when there is none, or the checkpoint is remote."""
-    path = on_disk(folder)
-    if path is None or not (begun := numbers(path / "offsets")):
-        return None
+    begun = max(_listed(folder, "offsets"), default=None)
     # Read after the offsets: a batch that ends in between counts as ended.
     finished = last_commit(folder)
-    return begun[-1] if finished is None or finished < begun[-1] else None
+    return begun if begun is not None and (finished is None or finished < begun) else None
 
 
 def last_commit(folder: str) -> int | None:
     """The last committed batch; None when there is none, or the checkpoint is remote."""
-    path = on_disk(folder)
-    finished = numbers(path / "commits") if path is not None else []
-    return finished[-1] if finished else None
+    return max(_listed(folder, "commits"), default=None)
 
 
 def covered(folder: str) -> Mapping[str, Offsets] | None:
     """Per channel, the end offsets of the last committed batch; None when there is none."""
-    path, finished = on_disk(folder), last_commit(folder)
-    if path is None or finished is None:
+    if (finished := last_commit(folder)) is None:
         return None
     try:
-        return _batch(path, finished).ends
+        return _batch(folder, finished).ends
     except (OSError, ValueError, AttributeError) as error:
         problem = f"its offsets cannot be read: {error}"
         raise Misconfigured(f"checkpoint {folder}", problem, "see whether its files are whole") from error
@@ -76,12 +79,10 @@ def batches(folder: str, begun: bool = False) -> list[Batch]:
 
     With `begun`, also the batch that is not committed.
     """
-    if (path := on_disk(folder)) is None:
-        return []
     found = []
-    for number in numbers(path / ("offsets" if begun else "commits")):
+    for number in _listed(folder, "offsets" if begun else "commits"):
         try:
-            found.append(_batch(path, number))
+            found.append(_batch(folder, number))
         except (OSError, ValueError, AttributeError):
             found.clear()  # Spark removes old batches concurrently: batches before a gap are useless.
     return found
@@ -89,11 +90,11 @@ def batches(folder: str, begun: bool = False) -> list[Batch]:
 
 def ends_of(folder: str, number: int, channel: str) -> Offsets:
     """The end offsets of a started batch in a channel."""
-    return _batch(Path(folder), number).ends[channel]
+    return _batch(folder, number).ends[channel]
 
 
-def _batch(path: Path, number: int) -> Batch:
-    metadata, sources = read_offsets(path, number)
+def _batch(folder: str, number: int) -> Batch:
+    metadata, sources = read_offsets(on_disk(folder) or Path(folder), number)
     ends: dict[str, Offsets] = {}
     for source in sources:
         for channel, offsets in parse_offsets(source).items():
@@ -167,8 +168,7 @@ def resume_batch(folder: str) -> None:
 
 def abandoned_batches(folder: str) -> frozenset[int]:
     """The abandoned batches of a checkpoint."""
-    path = on_disk(folder)
-    return frozenset() if path is None else frozenset(numbers(path / _ABANDONED))
+    return frozenset(_listed(folder, _ABANDONED))
 
 
 EXCLUDED_FILE = "excluded.json"
@@ -185,6 +185,9 @@ class Excluded:
     error: str
 
 
+_EXCLUDED = TypeAdapter(list[Excluded])
+
+
 def excluded(folder: str) -> list[Excluded]:
     """The records that the query of a checkpoint skips; Misconfigured when the file cannot be read."""
     path = on_disk(folder)
@@ -194,10 +197,7 @@ def excluded(folder: str) -> list[Excluded]:
         fields = json.loads((path / EXCLUDED_FILE).read_text(encoding="utf-8"))
         if fields["format"] != _EXCLUDED_FORMAT:
             raise ValueError(f"it has format {fields['format']}")
-        return [
-            Excluded(str(one["channel"]), int(one["partition"]), int(one["offset"]), str(one["error"]))
-            for one in fields["records"]
-        ]
+        return _EXCLUDED.validate_python(fields["records"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"its list of excluded records, {EXCLUDED_FILE}, cannot be read: {error!r}"
         fix = "bring it back from a copy, or remove it: the records in it are then found again"

@@ -7,7 +7,7 @@ sum that would continue as the sum of another column. A query that does not fit 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from penstock.analysis.checkpoints.batches import Written, covered, format_offsets, on_disk, written
@@ -82,10 +82,9 @@ def examine(name: str, folder: str, now: Fingerprint, facts: Facts, planned: Pla
     except Misconfigured as damaged:
         return Diagnosis(Fit.REFUSED, location, Note(), damaged.problem, _back_or_anew(name, "the file"))
     case = _Case(name, folder, note, facts)
-    faults = case.at_its_beginning() if found is None else case.faults(found, now, lambda: planned(path, found))
-    if (fault := next(faults, None)) is not None:
+    if (fault := next(case.faults(found, now, partial(planned, path)), None)) is not None:
         return Diagnosis(Fit.REFUSED, location, note, *fault)
-    kept = note.touching(facts.topics, now)
+    kept = replace(note, topics={**note.topics, **facts.topics}, query=now)
     if found is None:
         if facts.bounds and note.began is None:
             lows = {name: {at: low for at, (low, _) in bounds.items()} for name, bounds in facts.bounds.items()}
@@ -135,16 +134,16 @@ class _Case:
         """The end offsets of the last committed batch."""
         return covered(self.folder) or {}
 
-    def at_its_beginning(self) -> Iterator[Fault]:
-        """The faults of a checkpoint without batches."""
-        yield from self._of_topics()
-        yield from self._of_generations(None)
-
-    def faults(self, found: Written, now: Fingerprint, planned: Callable[[], str | None]) -> Iterator[Fault]:
-        """The faults of a checkpoint with batches, the clearest first."""
+    def faults(
+        self, found: Written | None, now: Fingerprint, planned: Callable[[Written], str | None]
+    ) -> Iterator[Fault]:
+        """The faults of a checkpoint, the clearest first; without batches, `found` is None."""
         changed = f"keep the query unchanged and give the new one another name, or {begin_anew(self.name)}"
         before = self.note.query
         yield from self._of_topics()
+        if found is None:
+            yield from self._of_generations(None)
+            return
         if before is not None and before.into != now.into:
             problem = f"it wrote into {before.into}; {now.into} would hold only rows that change from now on"
             yield problem, changed
@@ -153,7 +152,7 @@ class _Case:
         yield from self._of_locations()
         if before is not None:
             yield from ((problem, changed) for problem in _of_state(before.operators, now.operators))
-        if (objection := planned()) is not None:
+        if (objection := planned(found)) is not None:
             yield objection, changed
 
     def _of_generations(self, found: Written | None) -> Iterator[Fault]:

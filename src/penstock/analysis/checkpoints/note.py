@@ -7,12 +7,14 @@ compares only types: without the expressions, a sum of one column could continue
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
+
+from pydantic import TypeAdapter
 
 from penstock.analysis.checkpoints.batches import on_disk, parse_offsets
 from penstock.analysis.plans import analyzed, bare, each, kind_of, nodes
@@ -55,15 +57,8 @@ class Fingerprint:
     plan: str = ""
     """A hash of the whole plan."""
 
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
-        """From JSON."""
-        operators = tuple(
-            Operator(one["kind"], tuple(one["keys"]), tuple(one["values"])) for one in fields["operators"]
-        )
-        return cls(
-            tuple(fields["sources"]), str(fields["into"]), str(fields["output"]), tuple(operators), str(fields["plan"])
-        )
+
+_FINGERPRINT = TypeAdapter[Fingerprint | None](Fingerprint | None)
 
 
 def fingerprint(result: "DataFrame", into: str, output: str) -> Fingerprint:
@@ -111,13 +106,9 @@ def _operator(node: Any, kind: str) -> Operator:
     return Operator(kind)
 
 
-def _aggregated(expression: Any) -> Iterator[Any]:
+def _aggregated(expression: Any) -> list[Any]:
     """The aggregate functions inside an expression."""
-    return filter(_folds, nodes(expression, until=_folds))
-
-
-def _folds(expression: Any) -> bool:
-    return kind_of(expression) == "AggregateExpression"
+    return [one for one in nodes(expression) if kind_of(one) == "AggregateExpression"]
 
 
 def _text(expression: Any) -> str:
@@ -157,10 +148,6 @@ class Note:
         written.write_text(json.dumps({**fields, _CHECKSUM: _checksum(fields)}), encoding="utf-8")
         written.replace(path / NAME)
 
-    def touching(self, topics: Mapping[str, str], query: Fingerprint) -> Self:
-        """The note with the current topics and query."""
-        return replace(self, topics={**self.topics, **topics}, query=query)
-
 
 def _checksum(fields: Mapping[str, Any]) -> int:
     return crc32(json.dumps(fields, sort_keys=True).encode())
@@ -185,7 +172,7 @@ def note_of(folder: str) -> Note:
             # Notes of earlier versions call it "life".
             int(fields["generation"] if "generation" in fields else fields["life"]),
             None if fields["since"] is None else parse_offsets(fields["since"]),
-            None if fields["query"] is None else Fingerprint.of(fields["query"]),
+            _FINGERPRINT.validate_python(fields["query"]),
             str(fields.get("writer", "")),
             None if fields.get("began") is None else parse_offsets(fields["began"]),
         )
