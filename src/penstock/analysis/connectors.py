@@ -9,7 +9,7 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from pyspark.sql import DataFrame, SparkSession
@@ -95,9 +95,7 @@ class KafkaConnector:
     ahead: bool = False
     """Fetch far ahead: faster, with a larger heap."""
 
-    @property
-    def objection(self) -> str | None:
-        return None
+    objection: ClassVar[None] = None
 
     def limited(self, most: int) -> "KafkaConnector":
         return replace(self, most=most)
@@ -147,7 +145,7 @@ class KafkaConnector:
         return {"kafka.bootstrap.servers": self.servers, **named}
 
 
-FORMAT = "penstock"
+FORMAT, _READER = "penstock", "reader"
 _MOST = 2_000
 """How many entries are passed to Spark at once."""
 
@@ -170,26 +168,18 @@ class BinderConnector:
         return replace(self, most=most)
 
     def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
-        begin = "" if since is None else json.dumps(offsets_json(channel, since))
-        if (of := (channel, begin, self.most)) not in self._streams:
+        if (of := (channel, str(since), self.most)) not in self._streams:
             spark.dataSource.register(ChannelSource)
-            reader = spark.readStream.format(FORMAT).options(**self._options(channel))
-            if begin:
-                reader = reader.option("since", begin)
-            if self.most is not None:
-                reader = reader.option("most", self.most)
-            self._streams[of] = reader.load()
+            stream = ChannelStream(self.channels, channel, self.skip_lost, since, self.most)
+            self._streams[of] = spark.readStream.format(FORMAT).option(_READER, _dumped(stream)).load()
         return self._streams[of]
 
     def batch(
         self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
     ) -> DataFrame:
         spark.dataSource.register(ChannelSource)
-        reader = spark.read.format(FORMAT).options(**self._options(channel))
-        for name, offsets in (("since", since), ("until", until)):
-            if offsets is not None:
-                reader = reader.option(name, json.dumps(offsets_json(channel, offsets)))
-        return reader.load()
+        reader = ChannelReader(self.channels, channel, self.skip_lost, since, until)
+        return spark.read.format(FORMAT).option(_READER, _dumped(reader)).load()
 
     def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
         channels = self.channels
@@ -205,16 +195,13 @@ class BinderConnector:
 
         return records.writeStream.foreachBatch(write)
 
-    def _options(self, channel: str) -> dict[str, str]:
-        return {
-            "channel": channel,
-            "channels": base64.b64encode(pickle.dumps(self.channels)).decode(),
-            "skip_lost": "yes" if self.skip_lost else "",
-        }
+
+def _dumped(reader: "_Reader") -> str:
+    return base64.b64encode(pickle.dumps(reader)).decode()
 
 
 class ChannelSource(DataSource):
-    """The data source that Spark asks for readers."""
+    """The data source that Spark asks for its reader, which is an option."""
 
     @classmethod
     def name(cls) -> str:
@@ -223,22 +210,10 @@ class ChannelSource(DataSource):
     def schema(self) -> str:
         return RAW
 
-    def reader(self, schema: "StructType") -> "ChannelReader":
-        return ChannelReader(*self._channel, self._offsets("since"), until=self._offsets("until"))
+    def reader(self, schema: "StructType") -> Any:
+        return pickle.loads(base64.b64decode(self.options[_READER]))
 
-    def streamReader(self, schema: "StructType") -> "ChannelStream":
-        most = self.options.get("most")
-        return ChannelStream(*self._channel, self._offsets("since"), None if most is None else int(most))
-
-    @property
-    def _channel(self) -> tuple[Channels, str, bool]:
-        """The arguments that both readers have."""
-        channels: Channels = pickle.loads(base64.b64decode(self.options["channels"]))
-        return channels, str(self.options["channel"]), bool(self.options["skip_lost"])
-
-    def _offsets(self, name: str) -> Offsets | None:
-        text = self.options.get(name)
-        return None if text is None else parse_offsets(json.loads(text))[self.options["channel"]]
+    streamReader = reader
 
 
 @dataclass
