@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -25,13 +25,12 @@ from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import (
+    ACCEPTED,
     ONCE,
     SPARK_ERRORS,
-    accepted,
     as_read,
     counts,
     description,
-    fits_and_wanted,
     outcome_counts,
     validated,
 )
@@ -118,7 +117,7 @@ class Recount:
             if stretch.watermark and (self._gated or self._judges):
                 old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _timestamp(stretch.watermark)).otherwise(old)
         # One job for all ranges: a job takes a second, and queries use the same cores.
-        rows = frame.groupBy(_TURN).agg(*outcome_counts(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
+        rows = frame.groupBy(_TURN).agg(*outcome_counts(), F.count_if(F.expr(ACCEPTED) & old).alias("old")).collect()
         totals = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
         late = [(stretches[row[_TURN]], self.late(stretches[row[_TURN]])) for row in rows if row["old"]]
         late.sort(key=lambda one: stretches.index(one[0]))
@@ -126,9 +125,9 @@ class Recount:
         passed = left - (dropped := sum(found.count or 0 for _, found in late))
         if self._gated:
             keys = [ONCE, "event_time"]
-            fresh = accepted(frame).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
+            fresh = frame.where(ACCEPTED).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
             remembered = self._frame(Stretch(first.channel, self._remembered(first, begin), first.start, 0))
-            passed = fresh.join(accepted(remembered).select(*keys), keys, "left_anti").count()
+            passed = fresh.join(remembered.where(ACCEPTED).select(*keys), keys, "left_anti").count()
         return {
             Outcome.PASSED: passed,
             Outcome.REFUSED: totals["refused"],
@@ -147,7 +146,7 @@ class Recount:
         if not stretch.watermark or not (self._gated or self._judges):
             return Late(0)
         timestamp = _timestamp(stretch.watermark)
-        old = accepted(self._frame(stretch)).where(F.col("event_time") <= timestamp)
+        old = self._frame(stretch).where(ACCEPTED).where(F.col("event_time") <= timestamp)
         if not (count := old.count()):
             return Late(0)
         if self._gated or self._judges == [True]:
@@ -235,18 +234,12 @@ def _timestamp(milliseconds: int) -> Column:
 
 def within(windows: Iterable[Row]) -> Column:
     """Whether the event time is in one of these windows. Adjacent windows are merged."""
-    spans: list[tuple[int, int]] = []
-    for start, end in sorted({(row["start"], row["end"]) for row in windows}):
-        if spans and start <= spans[-1][1]:
-            spans[-1] = spans[-1][0], max(end, spans[-1][1])
-        else:
-            spans.append((start, end))
-    if not spans:
+    spans = Runs((row["start"], row["end"] - 1) for row in windows)
+    ranges = ", ".join(f"struct({first}L AS first, {last}L AS last)" for first, last in spans)
+    if not ranges:
         return F.lit(False)
     # One array instead of nested conditions, whose depth Spark limits.
-    ranges = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
-    at = "unix_micros(event_time)"
-    return F.expr(f"exists(array({ranges}), span -> {at} >= span.begin AND {at} < span.until)")
+    return F.expr(f"exists(array({ranges}), span -> unix_micros(event_time) BETWEEN span.first AND span.last)")
 
 
 class QueryAccounting:
@@ -272,9 +265,6 @@ class QueryAccounting:
         self._remembering = threading.Lock()
         self._clock = clock
         self._gated = engine.gated(query)
-        # The first late records: by channel, sender and epoch; by channel and partition.
-        self._late: defaultdict[tuple[str, str, str], Runs] = defaultdict(Runs)
-        self._late_at: defaultdict[tuple[str, str], Runs] = defaultdict(Runs)
         self._looked = ""
         self._conserved: bool | None = None
         self._guessed = False
@@ -292,10 +282,6 @@ class QueryAccounting:
             self._account = Account(
                 name, generation, clock.now(), fresh, number=note.generation, start_declared=declared
             )
-        for channel, share in self._account.shares.items():
-            for sender, epochs in share.late.items():
-                self._late.update({(channel, sender, epoch): Runs(runs) for epoch, runs in epochs.items()})
-            self._late_at.update({(channel, partition): Runs(runs) for partition, runs in share.late_at.items()})
 
     @property
     def account(self) -> Account:
@@ -434,14 +420,15 @@ class QueryAccounting:
                 continue
             if start != share.until and not _ahead(share.until, start):
                 share = self._made_up(channel, share, start)
-            shares[channel] = _added(share, self._outcomes(channel, reported, progress, share.until, end), end)
+            outcomes, late = self._outcomes(channel, reported, progress, share.until, end)
+            shares[channel] = _named(_added(share, outcomes, end), late)
         if shares != self._account.shares:
             self._publish(shares, progress.batchId)
 
     def _outcomes(
         self, channel: str, reported: Mapping[str, int], progress: Any, since: Offsets, until: Offsets
-    ) -> dict[Outcome, int]:
-        """The outcomes of a batch.
+    ) -> tuple[dict[Outcome, int], Late]:
+        """The outcomes of a batch, and its late records.
 
         What the deduplication dropped was a duplicate, which its operator counts, or late. Without deduplication,
         Spark drops rows, not records: then the batch is counted again from the log.
@@ -461,18 +448,22 @@ class QueryAccounting:
             metrics = [operator.customMetrics for operator in progress.stateOperators]
             doubled = min(dropped, sum(int(one.get("numDroppedDuplicateRows", 0)) for one in metrics))
             late = dropped - doubled
+        found = Late(0)
         if late or any(one.numRowsDroppedByWatermark for one in progress.stateOperators):
-            late = self._late_in(stretch, late)
+            found = self._late_in(stretch)
+        if not self._gated:
+            late = found.count or 0
+            self._guessed = self._guessed or found.count is None
         return {
             Outcome.PASSED: reported["passed"] - (0 if self._gated else late),
             Outcome.REFUSED: reported["refused"],
             Outcome.FILTERED: reported["filtered"],
             Outcome.DUPLICATE: doubled,
             Outcome.LATE: late,
-        }
+        }, found
 
-    def _late_in(self, stretch: Stretch, reported: int) -> int:
-        """How many records of a batch were late: as Spark reported if it counts records, otherwise from the log."""
+    def _late_in(self, stretch: Stretch) -> Late:
+        """The late records of a batch, from the log."""
         try:
             found = self._recount.late(stretch)
         except SPARK_ERRORS as error:
@@ -480,12 +471,9 @@ class QueryAccounting:
                 # Late records are accounted for only after their dead letters are written.
                 raise
             log.warning("the late records of %s cannot be named: %s", self._query.name, description(error))
-            found = Late(None)
-        self._remember(stretch, found)
-        if self._gated:
-            return reported
-        self._guessed = self._guessed or found.count is None
-        return found.count or 0
+            return Late(None)
+        self._write_late(stretch, found)
+        return found
 
     def _made_up(self, channel: str, share: Share, until: Offsets) -> Share:
         """Count the committed batches up to these offsets that were not reported."""
@@ -526,18 +514,13 @@ class QueryAccounting:
         outcomes, late = self._recount.outcomes(stretches, share.since)
         for stretch, found in late:
             self._guessed = self._guessed or found.count is None
-            self._remember(stretch, found)
+            self._write_late(stretch, found)
+            share = _named(share, found)
         return _added(share, outcomes, stretches[-1].end)
 
-    def _remember(self, stretch: Stretch, late: Late) -> None:
+    def _write_late(self, stretch: Stretch, late: Late) -> None:
         if self._late_records is not None and late.count:
             self._late_records.write(stretch.channel, self._recount.raw(stretch, late))
-        for sender, epoch, seq in late.numbers:
-            if _count(self._late) < NAMED:
-                self._late[stretch.channel, sender[:LONGEST], str(epoch)].add(seq)
-        for partition, offset in late.offsets:
-            if _count(self._late_at) < NAMED:
-                self._late_at[stretch.channel, str(partition)].add(offset)
 
     def _conserves(self) -> bool:
         if self._conserved is None:
@@ -550,7 +533,7 @@ class QueryAccounting:
         self._account = replace(
             self._account,
             at=self._clock.now(),
-            shares={channel: self._with_late(channel, share) for channel, share in shares.items()},
+            shares=shares,
             conserved=self._conserves(),
             step=batch + 1,
             guessed=self._guessed,
@@ -559,14 +542,6 @@ class QueryAccounting:
         if self._late_records is not None:
             (share,) = shares.values()
             self._late_records.accounted(share.until)
-
-    def _with_late(self, channel: str, share: Share) -> Share:
-        late: dict[str, dict[str, list[tuple[int, int]]]] = {}
-        for (of, sender, epoch), runs in self._late.items():
-            if of == channel:
-                late.setdefault(sender, {})[epoch] = list(runs)
-        at = {partition: list(runs) for (of, partition), runs in self._late_at.items() if of == channel}
-        return replace(share, late=late, late_at=at)
 
     @property
     def _checkpoint(self) -> str:
@@ -592,6 +567,22 @@ def _offsets(sources: Any, which: str) -> dict[str, Offsets]:
     for source in sources:
         found |= parse_offsets(json.loads(getattr(source, which) or "null") or {})
     return found
+
+
+def _named(share: Share, late: Late) -> Share:
+    """The share with the numbers and offsets of late records, up to a limit."""
+    numbers = {(sender, epoch): Runs(runs) for sender, epochs in share.late.items() for epoch, runs in epochs.items()}
+    for sender, epoch, seq in late.numbers:
+        if _count(numbers) < NAMED:
+            numbers.setdefault((sender[:LONGEST], str(epoch)), Runs()).add(seq)
+    offsets = {partition: Runs(runs) for partition, runs in share.late_at.items()}
+    for partition, offset in late.offsets:
+        if _count(offsets) < NAMED:
+            offsets.setdefault(str(partition), Runs()).add(offset)
+    by_sender: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for (sender, epoch), runs in numbers.items():
+        by_sender.setdefault(sender, {})[epoch] = list(runs)
+    return replace(share, late=by_sender, late_at={partition: list(runs) for partition, runs in offsets.items()})
 
 
 def _count(named: Mapping[Any, Runs]) -> int:

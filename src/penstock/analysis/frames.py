@@ -7,7 +7,7 @@ reason, the dead letters get the others.
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -47,19 +47,14 @@ def in_columns(build: Callable[..., Any], spark: SparkSession) -> None:
 
 def _udfs_of(build: Callable[..., Any]) -> Iterator[UserDefinedFunction]:
     """The UDFs among the globals of the query's module, and in its closure."""
-    cells = getattr(build, "__closure__", None) or ()
-    around = [cell.cell_contents for cell in cells if _filled(cell)]
-    for value in (*getattr(build, "__globals__", {}).values(), *around):
+    values = list(getattr(build, "__globals__", {}).values())
+    for cell in getattr(build, "__closure__", None) or ():
+        with suppress(ValueError):  # An empty cell.
+            values.append(cell.cell_contents)
+    for value in values:
         # F.udf() returns a function that wraps the UDF.
         if isinstance(found := getattr(value, "_unwrapped", None), UserDefinedFunction):
             yield found
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 RAW = (
@@ -82,6 +77,8 @@ _SEEN = (
 )
 _RESERVED, _PASSED, _NEWEST = "taken", "passed", "newest"
 _FITS, _WANTED = "_fits", "_wanted"
+ACCEPTED = f"{_FITS} AND {_WANTED}"
+"""Whether the query reads a validated record."""
 ONCE = "_once"
 """The column that is equal in two copies of a record."""
 EXACT = {
@@ -185,16 +182,6 @@ def newest_event(observed: Mapping[str, Any]) -> int | None:
     return max((newest for newest in found if newest is not None), default=None)
 
 
-def accepted(frame: DataFrame) -> DataFrame:
-    """The validated records that the query reads."""
-    return frame.where(fits_and_wanted())
-
-
-def fits_and_wanted() -> Column:
-    """Whether the query reads a validated record."""
-    return F.col(_FITS) & F.col(_WANTED)
-
-
 def as_read(frame: DataFrame) -> DataFrame:
     """Validated records with the columns that the query reads."""
     return frame.drop(_FITS, _WANTED, ONCE)
@@ -205,7 +192,8 @@ def query_input(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> Data
 
     Spark reports the counts with each batch, see `counts`.
     """
-    frame = accepted(validated(raw, shape, query).observe(f"{shape.channel} {_RESERVED}", *outcome_counts(), _newest()))
+    observed = validated(raw, shape, query).observe(f"{shape.channel} {_RESERVED}", *outcome_counts(), _newest())
+    frame = observed.where(ACCEPTED)
     if query.max_lateness is not None:
         frame = frame.withWatermark("event_time", f"{query.max_lateness.total_seconds()} seconds")
     if gated:

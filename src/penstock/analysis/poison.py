@@ -318,10 +318,11 @@ class Isolation:
         if (path := on_disk(folder)) is None:
             log.warning("query %s: its checkpoint is remote: no record can be excluded", self._work.name)
             return 0
-        began, whole = time.monotonic(), self._failed_batch(folder)
+        began = time.monotonic()
+        whole, context = self._failed_batch(folder)
         left = self._most - len(excluded(folder))
         search = _Search(engine, self._work, self._channels, left, path / "probe")
-        found = search(whole, partial(self._before, folder, whole))
+        found = search(whole, context)
         if len(found) > left:
             raise TooMany(f"more than {self._most} records make the query fail ([spark] poison_limit)")
         for entry, why in found:
@@ -334,33 +335,25 @@ class Isolation:
         log.warning("query %s: excluded records that make it fail: %s (%s)", self._work.name, locations, what)
         return len(found)
 
-    def _failed_batch(self, folder: str) -> Ranges:
-        """The offsets of the failed batch."""
-        starts: Mapping[str, Offsets] = covered(folder) or beginning(folder, self._work.inputs, self._channels.bounds)
+    def _failed_batch(self, folder: str) -> tuple[Ranges, Ranges]:
+        """The offsets of the failed batch; and these with the records before them, up to a limit."""
+        begin = beginning(folder, self._work.inputs, self._channels.bounds)
+        starts: Mapping[str, Offsets] = covered(folder) or begin
         begun = batches(folder, begun=True) if unfinished(folder) is not None else []
-        found: list[Range] = []
+        whole: list[Range] = []
+        context: list[Range] = []
         for channel in self._work.inputs:
             bounds = self._channels.bounds(channel)
             # In real time, the offsets of a running batch are not written.
             ends = begun[-1].ends.get(channel, {}) if begun else {at: end for at, (_, end) in bounds.items()}
             for partition, end in sorted(ends.items()):
-                first = max(starts.get(channel, {}).get(partition, 0), bounds[partition][0])
-                if first < end:
-                    found.append(Range(channel, partition, first, end))
-        return tuple(found)
-
-    def _before(self, folder: str, whole: Ranges) -> Ranges:
-        """The failed batch and the records before it, up to a limit."""
-        begin = beginning(folder, self._work.inputs, self._channels.bounds)
-        ends = {(one.channel, one.partition): one.end for one in whole}
-        found: list[Range] = []
-        for channel in self._work.inputs:
-            for partition, (low, end) in self._channels.bounds(channel).items():
-                until = ends.get((channel, partition), end)
-                first = max(low, begin[channel].get(partition, 0), until - _HELD)
-                if first < until:
-                    found.append(Range(channel, partition, first, until))
-        return tuple(found)
+                low, _ = bounds[partition]
+                first = max(starts.get(channel, {}).get(partition, 0), low)
+                earlier = max(begin[channel].get(partition, 0), low, end - _HELD)
+                for found, start in ((whole, first), (context, earlier)):
+                    if start < end:
+                        found.append(Range(channel, partition, start, end))
+        return tuple(whole), tuple(context)
 
 
 class _Search:
@@ -374,10 +367,10 @@ class _Search:
         self._found: list[tuple[Entry, str]] = []
         self.runs = 0
 
-    def __call__(self, whole: Ranges, before: Callable[[], Ranges]) -> list[tuple[Entry, str]]:
+    def __call__(self, whole: Ranges, context: Ranges) -> list[tuple[Entry, str]]:
         """The records that fail, each with its error; a few more than `most` at most.
 
-        `before` returns the records that they may be joined with.
+        `context` holds the records that they may be joined with.
         """
         self._folder.mkdir(exist_ok=True)
         try:
@@ -385,7 +378,7 @@ class _Search:
                 self._look(channel, _pieces(_of(channel, whole), lambda some: self._over(some) is not None), {})
             if not self._found and len(self._work.inputs) > 1:
                 # A record may fail only in a join with older records.
-                self._look_joined(whole, before())
+                self._look_joined(whole, context)
             if not self._found and self._work.output is not None and whole:
                 self._look_in_order(whole)
         finally:
