@@ -18,7 +18,7 @@ from penstock.analysis.frames import seen
 from penstock.analysis.launch import failed, launch, validate
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.supervision import progress
+from penstock.analysis.supervision import Progress
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
@@ -87,7 +87,7 @@ def test_a_query_goes_on_where_its_checkpoint_stands(
         eventually(lambda last=last: newest(kafka, into) == expected(last + 500))
         eventually(lambda last=last: kafka.bounds(f"{things}.dead")[0][1] >= (last + 500) // 100)
         assert failed([running, sifting]) is None
-        assert progress(running)["state"] in {"starting", "running"}
+        assert Progress().look(running)["state"] in {"starting", "running"}
         # In real time, each task that writes a shuffle listens.
         assert exposed(os.getpid()) == []
         for one in (running, sifting):

@@ -253,32 +253,20 @@ class Progress:
         self._newest: int | None = None
 
     def look(self, query: StreamingQuery) -> dict[str, Any]:
-        """The figures of a query as of its last batch."""
+        """The figures of a query as of its last batch. Unknown ones are None; those that do not apply are left out."""
         if (run := str(query.runId)) != self._run:
             self._run, self._restored = run, None
-        found = progress(query)
+        state = "running" if query.isActive else "ended"
+        found: dict[str, Any] = {"state": state, "count": None, "rate": None, "lag": None}
+        if (last := query.lastProgress) is not None:
+            found |= batch_figures(last, self._newest)
         if "store" in found:
             if self._restored is None:
                 # The first batch restores the state. It may have ended before the first look.
                 self._restored = _restored(query.recentProgress[0])
             found["store"]["restored"] = self._restored
-        if "newest" in found:
-            # A batch without records has no newest record.
-            self._newest = max(found["newest"] or 0, self._newest or 0) or None
-            found |= _compared(self._newest, found["watermark"], found["at"])
+        self._newest = found.get("newest", self._newest)
         return found
-
-
-def progress(query: StreamingQuery) -> dict[str, Any]:
-    """The figures of a query's last batch. Unknown figures are None; figures that do not apply are left out."""
-    last = query.lastProgress
-    figures: dict[str, Any] = {
-        "state": "running" if query.isActive else "ended",
-        "count": None,
-        "rate": None,
-        "lag": None,
-    }
-    return figures if last is None else {**figures, **batch_figures(last)}
 
 
 def ended(last: StreamingQueryProgress) -> int:
@@ -286,8 +274,11 @@ def ended(last: StreamingQueryProgress) -> int:
     return timestamp(last.timestamp) + int(last.durationMs.get("triggerExecution", 0)) * 1_000
 
 
-def batch_figures(last: StreamingQueryProgress) -> dict[str, Any]:
-    """The figures of Spark's report of a batch."""
+def batch_figures(last: StreamingQueryProgress, before: Micros | None = None) -> dict[str, Any]:
+    """The figures of Spark's report of a batch. `before`: the newest event of earlier batches.
+
+    `behind` is how far the watermark is behind the newest event, `skew` the age of that event at the end of the batch.
+    """
     took, at = last.durationMs, ended(last)
     found: dict[str, Any] = {
         "batch": last.batchId,
@@ -302,26 +293,19 @@ def batch_figures(last: StreamingQueryProgress) -> dict[str, Any]:
             "commit": sum(took.get(name, 0) for name in _COMMIT),
         },
     }
-    if last.eventTime:
-        newest, watermark = last.eventTime.get("max"), last.eventTime.get("watermark")
-        found["newest"] = timestamp(newest) if newest else None
-        found["watermark"] = (timestamp(watermark) if watermark else 0) or None
-        found |= _compared(found["newest"], found["watermark"], at)
-    elif (event := newest_event(last.observedMetrics)) is not None:
-        # Without a watermark, Spark reports no event times.
-        found |= {"watermark": None, **_compared(event, None, at)}
+    latest, mark = last.eventTime.get("max"), last.eventTime.get("watermark")
+    # Without a watermark, Spark reports no event times.
+    event = timestamp(latest) if latest else newest_event(last.observedMetrics)
+    if last.eventTime or event is not None:
+        # A batch without records has no newest record.
+        newest = max(event or 0, before or 0) or None
+        watermark = (timestamp(mark) if mark else 0) or None
+        found["newest"], found["watermark"] = newest, watermark
+        found["behind"] = None if newest is None or watermark is None else (newest - watermark) // 1_000
+        found["skew"] = None if newest is None else (at - newest) // 1_000
     if last.stateOperators:
         found["store"] = _store(last.stateOperators)
     return found
-
-
-def _compared(newest: int | None, watermark: int | None, at: int) -> dict[str, Any]:
-    """How far the watermark is behind the newest event, and its age at the end of the batch."""
-    return {
-        "newest": newest,
-        "behind": None if newest is None or watermark is None else (newest - watermark) // 1_000,
-        "skew": None if newest is None else (at - newest) // 1_000,
-    }
 
 
 def _store(operators: Sequence[Any]) -> dict[str, Any]:
