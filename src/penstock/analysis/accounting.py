@@ -182,8 +182,7 @@ class Recount:
 
     def raw(self, stretch: Stretch, late: Late) -> Iterator[Row]:
         """The late records of a range, raw."""
-        if late.records is None:
-            return iter(())
+        assert late.records is not None
         records = self.engine.batch(stretch.channel, stretch.end, stretch.start)
         locations = late.records.select("origin.partition", "origin.offset")
         found = records.join(locations, ["partition", "offset"], "left_semi").orderBy("partition", "offset")
@@ -364,12 +363,11 @@ class QueryAccounting:
         self._looked = last.timestamp
 
     def _committed(self, number: int) -> bool:
+        if on_disk(self._checkpoint) is None:
+            return True
+        self.remember()
         listed = self._listed_batches()
-        if (not listed or listed[-1].number < number) and on_disk(self._checkpoint) is not None:
-            self.remember()
-            listed = self._listed_batches()
-            return bool(listed) and listed[-1].number >= number
-        return True
+        return bool(listed) and listed[-1].number >= number
 
     def _listed_batches(self) -> list[Batch]:
         """The remembered batches, in order."""

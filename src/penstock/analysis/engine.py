@@ -10,6 +10,7 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock.analysis import plans
 from penstock.analysis.checkpoints.batches import excluded, on_disk
 from penstock.analysis.checkpoints.note import Note, note_of
 from penstock.analysis.connectors import SparkConnector
@@ -27,21 +28,6 @@ from penstock.analysis.frames import (
 )
 from penstock.analysis.operators.keyed import keeps_state
 from penstock.analysis.operators.statics import Table
-from penstock.analysis.plans import (
-    Cost,
-    Verdict,
-    accepts_update,
-    against,
-    cost,
-    decide,
-    empty_stream,
-    objection,
-    of_sessions,
-    refused,
-    shuffles,
-    stateless,
-    why_late_unknown,
-)
 from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.core.contracts import Offsets
@@ -136,7 +122,7 @@ class Engine:
 
     def updates(self, query: Query) -> bool:
         """Whether rows are written on each change; otherwise once, when they are final."""
-        return query.emit is Emit.CHANGE and accepts_update(self.over_empty(query))
+        return query.emit is Emit.CHANGE and plans.accepts_update(self.over_empty(query))
 
     def abandons(self, query: Query) -> bool:
         """Whether an unfinished batch is abandoned after a crash, because its rows could be written twice, unnoticed.
@@ -146,13 +132,13 @@ class Engine:
         if not query.once or self.gated(query) or on_disk(self.checkpoint(query.name)) is None:
             return False
         result = self.over_nothing(query)
-        return not {"seen", "origin"} & set(result.columns) and stateless(result)
+        return not {"seen", "origin"} & set(result.columns) and plans.stateless(result)
 
     def uncounted(self, query: Query) -> str | None:
         """Why the audit cannot check that each record is counted in one row of the result; None when it can."""
         if not self.updates(query):
             return "its rows come when they are final"
-        return against(self.over_nothing(query), boundaries(query, self.gated(query)))
+        return plans.against(self.over_nothing(query), boundaries(query, self.gated(query)))
 
     def nothing(self, channel: str) -> DataFrame:
         """An empty frame with the columns of raw records."""
@@ -203,26 +189,26 @@ class Engine:
 
     def over_empty(self, query: Query) -> DataFrame:
         """The result over empty streams, without a broker."""
-        return self._once("empty", query, lambda _: empty_stream(self.spark))
+        return self._once("empty", query, lambda _: plans.empty_stream(self.spark))
 
     def _once(self, what: str, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
         if (made := self._made.get((what, query))) is None:
             made = self._made[what, query] = self.frame(query, raw)
         return made
 
-    def cost(self, query: Query) -> Cost:
+    def cost(self, query: Query) -> plans.Cost:
         """The cost class of a query."""
-        return cost(self.over_empty(query))
+        return plans.cost(self.over_empty(query))
 
     def shuffles(self, query: Query) -> int:
         """How often a query shuffles its records."""
-        return shuffles(self.over_empty(query))
+        return plans.shuffles(self.over_empty(query))
 
     def require_streamable(self, query: Query, result: DataFrame) -> None:
         """Raise Misconfigured for a query that Spark cannot run over streams."""
-        if query.emit is Emit.CHANGE and accepts_update(result):
+        if query.emit is Emit.CHANGE and plans.accepts_update(result):
             return
-        if why := refused(result, "Append"):
+        if why := plans.refused(result, "Append"):
             fix = 'say how late a record may be: watermark="…"' if "without watermark" in why else ""
             raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", fix)
 
@@ -231,7 +217,7 @@ class Engine:
         if query.late is not Late.DEAD or self.gated(query):
             return
         result = self.over_nothing(query)
-        if why := why_late_unknown(query, result, against(result, boundaries(query, False))):
+        if why := plans.why_late_unknown(query, result, plans.against(result, boundaries(query, False))):
             raise Misconfigured(
                 f"query {query.name}",
                 f"its late records cannot be identified for the dead letters: {why}",
@@ -248,7 +234,7 @@ class Engine:
                 engine = replace(engine, shapes={**engine.shapes, query.into: engine.result(query)})
         return engine
 
-    def verdicts(self, queries: Iterable[Query]) -> dict[str, Verdict]:
+    def verdicts(self, queries: Iterable[Query]) -> dict[str, plans.Verdict]:
         """The mode of each query, in order of declaration. Each is tried on empty streams."""
         queries, locations = tuple(queries), self.settings.real_time_queries
         for query in queries:
@@ -259,14 +245,14 @@ class Engine:
             objections = dict(
                 zip((query.name for query in open_ones), pool.map(self.objection, open_ones), strict=True)
             )
-        found: dict[str, Verdict] = {}
+        found: dict[str, plans.Verdict] = {}
         for query in queries:
-            found[query.name] = decide(query, objections.get(query.name), locations)
+            found[query.name] = plans.decide(query, objections.get(query.name), locations)
             locations -= found[query.name].mode is Mode.REAL_TIME
         return found
 
     def objection(self, query: Query) -> str | None:
-        return self.foreseen(query, self.over_nothing(query)) or objection(
+        return self.foreseen(query, self.over_nothing(query)) or plans.objection(
             lambda: encoded(self.over_empty(query), query)
         )
 
@@ -275,7 +261,7 @@ class Engine:
         if query.emit is Emit.FINAL:
             return "its rows come when they are final"
         # Spark would refuse these, too, but only after a start.
-        if of_sessions(result):
+        if plans.of_sessions(result):
             return "sessions are written when they are final"
         if keeps_state(result):
             return "it keeps state in Python"

@@ -297,21 +297,18 @@ def _state(path: Path, version: int, ids: set[str]) -> None:
         there = [match for file in store.iterdir() if (match := _STATE.fullmatch(file.name))]
         # Files of an interrupted batch have another id.
         mine = [match for match in there if int(match[1]) != version or not ids or match[2] in ids]
-        files = {(match[3], int(match[1])): store / match[0] for match in mine}
-        if not there:
-            continue
-        whole = [number for kind, number in files if kind not in _STEPS and number <= version]
-        snapshot = max(whole, default=0)
-        steps = {number: file for (kind, number), file in files.items() if kind in _STEPS}
-        due = [number for number in range(snapshot + 1, version + 1) if number not in steps]
+        steps = {int(match[1]): store / match[0] for match in mine if match[3] in _STEPS}
+        snapshots = {int(match[1]): store / match[0] for match in mine if match[3] not in _STEPS}
+        last = max((number for number in snapshots if number <= version), default=0)
+        needed = [snapshots[last]] if last in snapshots else []
         where = store.relative_to(path)
-        if due:
-            raise _damaged(path, f"{where} has no changelog of version {due[0]} of the state")
-        needed = [steps[number] for number in range(snapshot + 1, version + 1)]
-        needed += [file for (kind, number), file in files.items() if kind not in _STEPS and number == snapshot]
-        if empty := [file.name for file in needed if not file.stat().st_size]:
-            raise _damaged(path, f"{where}/{empty[0]} is empty")
+        for number in range(last + 1, version + 1) if there else ():
+            if number not in steps:
+                raise _damaged(path, f"{where} has no changelog of version {number} of the state")
+            needed.append(steps[number])
         for file in needed:
+            if not file.stat().st_size:
+                raise _damaged(path, f"{where}/{file.name} is empty")
             _checked(path, file)
 
 

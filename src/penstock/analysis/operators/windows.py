@@ -86,10 +86,6 @@ class Kept(NamedTuple):
     appended: int | None
     mark: int
 
-    @staticmethod
-    def ddl() -> str:
-        return "row STRING, newest BIGINT, appended BIGINT, mark BIGINT"
-
 
 class Window(NamedTuple):
     number: int
@@ -134,7 +130,7 @@ class _Counting(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "count BIGINT")
-        self._open = handle.getListState("open", Kept.ddl())
+        self._open = handle.getListState("open", "row STRING, newest BIGINT, appended BIGINT, mark BIGINT")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         fresh = in_order(rows)
