@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -98,6 +98,15 @@ def records(raw: DataFrame, shape: Shape, keyed: bool, judged: bool) -> DataFram
     return frame.select(*own, *added, (fits(shape) if judged else F.lit(True)).alias(_FITS))
 
 
+class Filled(NamedTuple):
+    """The counts of a batch, and the time at the sender of its newest record."""
+
+    taken: int
+    rows: int
+    refused: int
+    newest: Micros | None
+
+
 class Filling:
     """Fills a table, batch by batch."""
 
@@ -117,11 +126,8 @@ class Filling:
         self._table, self._shape, self._keyed, self._letters = table, shape, keyed, dead
         self._selected, self._left_out = selected, F.lit(False) if left_out is None else left_out
         self._first = True
-        self.rows = self.taken = self.refused = 0
-        self.newest: Micros | None = None
-        """The time at the sender of the newest record in the last batch."""
 
-    def __call__(self, batch: DataFrame, reached: Offsets) -> None:
+    def __call__(self, batch: DataFrame, reached: Offsets) -> Filled:
         """Write a batch; `reached` are its end offsets."""
         raw = self._selected(batch)
         if self._first and (stands := self._table.positions()):
@@ -137,15 +143,14 @@ class Filling:
         rows = counted.where(_FITS).drop(_FITS)
         files = None if "://" in self._table.path else self._written(rows)
         arrow = rows.toArrow() if files is None else None
-        consumed, refused = observed.get["taken"], observed.get["refused"]
-        self.newest = observed.get["newest"]
+        refused = observed.get["refused"]
         if refused and self._letters is not None:
             # Before the commit that counts these records.
             dead = dead_letters(raw.where(~self._left_out), self._shape)
             self._letters.write(row.asDict() for row in dead.toLocalIterator())
         new = self._table.append(arrow, reached, refused) if files is None else self._table.add(files, reached, refused)
         self._first = False
-        self.rows, self.taken, self.refused = self.rows + new, self.taken + consumed, self.refused + refused
+        return Filled(observed.get["taken"], new, refused, observed.get["newest"])
 
     def _written(self, rows: DataFrame) -> list[Path]:
         """Write the rows by Spark's tasks into the table's folder, not yet in any version of the table."""

@@ -82,17 +82,14 @@ class Lake:
         return self._store.open(columns(self._shape, self._store.keyed).json())
 
     def _fill(self, table: LakeTable, filling: Filling, batch: Frame, reached: Offsets) -> None:
-        before = filling.taken, filling.rows, filling.refused
         try:
-            filling(batch, reached)
+            filled = filling(batch, reached)
         except Exception as error:
             # The query fails, and is restarted after a pause.
             self._progress.set_state("waiting", telling(error))
             raise
-        consumed, rows, refused = (now - then for now, then in zip(
-            (filling.taken, filling.rows, filling.refused), before, strict=True
-        ))  # fmt: skip
-        self._progress.stored(consumed, rows, refused, () if filling.newest is None else [filling.newest])
+        times = () if filled.newest is None else [filled.newest]
+        self._progress.stored(filled.taken, filled.rows, filled.refused, times)
         self._progress.set_state("loading")
         self._progress.set_totals(table.share(), table.generation)
 
