@@ -20,18 +20,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from penstock.analysis import plans
 from penstock.analysis.frames import description, line_in
 from penstock.analysis.operators.variables import Columns, Maps, Read, Schema, Variable, plain
-from penstock.analysis.plans import (
-    CLOCK,
-    EVENT_TIME,
-    NO_TIME,
-    STATE_IN_PYTHON,
-    from_state,
-    multiplied,
-    text,
-    watermarked,
-)
 from penstock.core.errors import Misconfigured
 
 _ORIGIN = "origin"
@@ -92,17 +83,17 @@ class Keyed:
                 fix = "keep origin, which holds the order of records" if name == _ORIGIN else "group by columns of it"
                 raise Misconfigured(cls.__name__, problem, fix)
         # Of all operators with state in Python, only Keyed returns origins.
-        if _ORIGIN in from_state(frame):
+        if _ORIGIN in plans.from_state(frame):
             problem = "its frame has rows from another Keyed: the order of rows without a record is unknown"
             fix = "do both in one class; or read the result of the first in another query"
             raise Misconfigured(cls.__name__, problem, fix)
-        mode = _time(cls, any(map(watermarked, frame.schema.fields)))
-        if has_timers(cls) and not cls.clock and mode != EVENT_TIME and "EventTimeWatermark" in text(frame):
+        mode = _time(cls, any(map(plans.watermarked, frame.schema.fields)))
+        if has_timers(cls) and not cls.clock and mode != plans.EVENT_TIME and "EventTimeWatermark" in plans.text(frame):
             problem = "its timers use event time, because the query has a watermark, but the frame has lost event_time"
             raise Misconfigured(
                 cls.__name__, problem, "keep event_time; or set clock = True in the class, for timers by the clock"
             )
-        numbered = not multiplied(frame)
+        numbered = not plans.multiplied(frame)
         processor = Processor(cls, names, mode, _read, Maps(frame.schema), numbered)
         assert isinstance(processor.schema, StructType)
         schema = StructType([*processor.schema.fields, frame.schema[_ORIGIN]])
@@ -125,19 +116,19 @@ def has_timers(kind: type[Keyed]) -> bool:
 
 def keeps_state(frame: DataFrame) -> bool:
     """Whether a result uses state in Python."""
-    return STATE_IN_PYTHON in text(frame)
+    return plans.STATE_IN_PYTHON in plans.text(frame)
 
 
 def waits(frame: DataFrame) -> bool:
     """Whether timers may write rows without records: then Spark must run batches without data."""
-    return f"SubqueryAlias {_TIMED}" in text(frame)
+    return f"SubqueryAlias {_TIMED}" in plans.text(frame)
 
 
 def unnumbered(frame: DataFrame) -> str | None:
     """Why rows from state in Python have no origin; None when the first row of each record has."""
     if waits(frame):
         return "rows of timers have no record, so no number"
-    if f"SubqueryAlias {_UNNUMBERED}" in text(frame):
+    if f"SubqueryAlias {_UNNUMBERED}" in plans.text(frame):
         return "its frame has several rows of one record, so their results have no distinct number"
     return None
 
@@ -153,8 +144,8 @@ def _time(kind: type[Keyed], watermark: bool) -> str:
                 "Spark supports only one",
                 "leave ttl= out and clear it in on_timer(); or set clock = True in the class, for timers by the clock",
             )
-        return EVENT_TIME
-    return CLOCK if mortal or has_timers(kind) else NO_TIME
+        return plans.EVENT_TIME
+    return plans.CLOCK if mortal or has_timers(kind) else plans.NO_TIME
 
 
 _OWN = {name for name in vars(Keyed) if not name.startswith("_")} | {"timers"}
@@ -240,7 +231,7 @@ class Processor(StatefulProcessor):
 
     def _set_time(self, values: Any) -> None:
         if self._timers is not None:
-            by_event = self._time == EVENT_TIME
+            by_event = self._time == plans.EVENT_TIME
             self._timers.now = values.getCurrentWatermarkInMs() if by_event else values.getCurrentProcessingTimeInMs()
 
     def _called(self, method: str, key: Any, argument: Any) -> Iterator[Any]:
