@@ -172,29 +172,28 @@ class Processor(StatefulProcessor):
         self._maps, self._numbered = maps or Maps(StructType()), numbered
         if kind.process is Keyed.process:
             raise Misconfigured(kind.__name__, "it has no process()", "write def process(self, key, row)")
-        self._schemas = {}
+        self._variables = {}
         for name, variable in declared(kind).items():
             if name.startswith("_"):
                 raise Misconfigured(f"{kind.__name__}.{name}", "Spark does not support this name", "remove the _")
             if name in _OWN:
                 raise Misconfigured(f"{kind.__name__}.{name}", "this name is reserved", "choose another")
-            self._schemas[name] = tuple(column.schema for column in variable.read(kind.__name__, read))
+            self._variables[name] = variable.read(kind.__name__, read)
         if not kind.schema:
             raise Misconfigured(kind.__name__, "it has no schema", 'write schema = "card STRING, …"')
         try:
-            columns = Columns(kind.__name__, read(kind.schema))
+            self._columns = Columns(f"{kind.__name__}.schema", read(kind.schema))
         except ValueError as error:
             raise Misconfigured(f"{kind.__name__}.schema", str(error)) from error
-        for name in columns.names:
+        for name in self._columns.names:
             if name.lower() == _ORIGIN:
                 raise Misconfigured(f"{kind.__name__}.schema", "origin is added automatically", "leave it out")
             if name.lower() == _VERSION:
                 raise Misconfigured(f"{kind.__name__}.schema", "seen is reserved for seen()", "choose another name")
-        self.schema = columns.schema
+        self.schema = self._columns.schema
 
     def init(self, handle: Any) -> None:
         self._user = self._kind()
-        self._columns = Columns(f"{self._kind.__name__}.schema", self.schema)
         self._row = Row(*self._columns.names, _ORIGIN)
         # As everywhere in Spark, names are case-insensitive.
         named = {name.lower(): name for name in self._columns.names}
@@ -202,8 +201,7 @@ class Processor(StatefulProcessor):
         self._timers = _Timers(handle) if has_timers(self._kind) else None
         self._user.__dict__["_timers"] = self._timers
         for name, variable in declared(self._kind).items():
-            columns = tuple(Columns(f"{self._kind.__name__}.{name}", schema) for schema in self._schemas[name])
-            self._user.__dict__[f"_{name}"] = variable.open(handle, columns)
+            self._user.__dict__[f"_{name}"] = variable.open(handle, self._variables[name])
 
     def handleInputRows(self, key: Any, rows: Iterable[Any], timerValues: Any) -> Iterator[Any]:
         self._set_time(timerValues)
