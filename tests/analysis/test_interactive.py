@@ -130,7 +130,7 @@ def followed(
     """A query that runs, and the rows that it has handed over so far."""
     found = asked(spark, sql.format(channel=f"`{channel}`"), late, kafka.servers, channel)
     rows: list[dict[str, object]] = []
-    following = InteractiveQuery.start(found, [channel], str(folder), lambda some: rows.extend(map(json.loads, some)))
+    following = InteractiveQuery(found, [channel], str(folder), lambda some: rows.extend(map(json.loads, some)))
     try:
         yield following, rows
     finally:

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, StructType
 
 from penstock.analysis.engine import Engine
@@ -73,8 +72,11 @@ def result(engine: Engine, query: Query, start: Mapping[str, Offsets]) -> Result
 class InteractiveQuery:
     """A running query: `take` gets its rows as JSON objects, batch by batch."""
 
-    def __init__(self, query: StreamingQuery, channels: Sequence[str]) -> None:
-        self._query, self._channels = query, channels
+    def __init__(
+        self, found: Result, channels: Sequence[str], checkpoint: str, take: Callable[[Iterator[str]], None]
+    ) -> None:
+        """Start it; Misconfigured when Spark refuses."""
+        self._channels = channels
         self._last_batch = -1
         self.reads = False
         """Whether it has looked for records."""
@@ -82,11 +84,6 @@ class InteractiveQuery:
         """How many records did not fit their schema."""
         self.late = 0
         """How many rows Spark has dropped as late."""
-
-    @classmethod
-    def start(
-        cls, found: Result, channels: Sequence[str], checkpoint: str, take: Callable[[Iterator[str]], None]
-    ) -> "InteractiveQuery":
         fields = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns]
 
         def write(batch: DataFrame, _: int) -> None:
@@ -99,7 +96,7 @@ class InteractiveQuery:
             writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=EVERY)
             # A row may become final without another record, because the last batch has moved the watermark.
             found.frame.sparkSession.conf.set(_WITHOUT_DATA, str(found.output == "append").lower())
-            return cls(writer.start(), channels)
+            self._query = writer.start()
         except SPARK_ERRORS as error:
             raise Misconfigured("query SQL", f"Spark cannot run it: {plainly(error)}") from None
 

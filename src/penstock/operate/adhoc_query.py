@@ -119,7 +119,7 @@ def followed(
 ) -> Iterator[InteractiveQuery]:
     """Run the query from these offsets; `take` receives the result's columns and batches of rows, each as JSON."""
     found = result(engine, adhoc.query, start)
-    following = InteractiveQuery.start(found, adhoc.names, str(folder / "checkpoint"), lambda rows: take(found, rows))
+    following = InteractiveQuery(found, adhoc.names, str(folder / "checkpoint"), lambda rows: take(found, rows))
     try:
         yield following
     finally:
