@@ -302,7 +302,6 @@ class QueryAccounting:
 
     @property
     def running(self) -> StreamingQuery:
-        """The current run of the query."""
         return self._runs[0][1]
 
     def follow(self, engine: Engine, running: StreamingQuery) -> None:
@@ -370,7 +369,6 @@ class QueryAccounting:
         return bool(listed) and listed[-1].number >= number
 
     def _listed_batches(self) -> list[Batch]:
-        """The remembered batches, in order."""
         with self._remembering:
             return sorted(self._batches.values(), key=lambda batch: batch.number)
 

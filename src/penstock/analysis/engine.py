@@ -197,11 +197,9 @@ class Engine:
         return made
 
     def cost(self, query: Query) -> plans.Cost:
-        """The cost class of a query."""
         return plans.cost(self.over_empty(query))
 
     def shuffles(self, query: Query) -> int:
-        """How often a query shuffles its records."""
         return plans.shuffles(self.over_empty(query))
 
     def require_streamable(self, query: Query, result: DataFrame) -> None:

@@ -162,7 +162,6 @@ def _condition(frame: DataFrame, query: Query) -> Column:
 
 
 def outcome_counts() -> list[Column]:
-    """The counts of validated records."""
     fits, wanted = F.col(_FITS), F.col(_WANTED)
     return [
         F.count(F.lit(1)).alias("taken"),
@@ -590,7 +589,6 @@ def _json(column: Column, kind: DataType) -> Column:
 
 
 def columns_of(ddl: str) -> StructType:
-    """Parse a DDL."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
     return schema

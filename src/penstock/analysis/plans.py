@@ -37,7 +37,6 @@ def analyzed(frame: DataFrame) -> Any:
 
 
 def text(frame: DataFrame) -> str:
-    """The analyzed plan as text."""
     return str(analyzed(frame).toString())
 
 
@@ -56,7 +55,6 @@ def kind_of(node: Any) -> str:
 
 
 def columns(node: Any) -> set[str]:
-    """The names of a node's output columns."""
     return {str(one.name()) for one in each(node.output())}
 
 
@@ -85,7 +83,6 @@ def watermarked(column: "StructField") -> bool:
 
 
 def time_of(node: Any) -> str:
-    """The time mode of a node with state in Python."""
     return str(node.timeMode().toString())
 
 
@@ -128,12 +125,10 @@ def cost(result: DataFrame) -> Cost:
 
 
 def shuffles(result: DataFrame) -> int:
-    """How often a result shuffles."""
     return operators(result).count("Exchange")
 
 
 def operators(result: DataFrame) -> list[str]:
-    """The names of the physical operators."""
     jvm = result.sparkSession._jvm
     assert jvm is not None
     simple = jvm.org.apache.spark.sql.execution.ExplainMode.fromString("simple")
@@ -183,7 +178,6 @@ def against(result: DataFrame, boundaries: Sequence[str]) -> str | None:
 
 
 def stateless(result: DataFrame) -> bool:
-    """Whether a result needs no state."""
     return next(_stateful(result), None) is None
 
 

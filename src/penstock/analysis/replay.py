@@ -79,8 +79,6 @@ def put(table: dict[bytes, Row], key: bytes, row: Row) -> None:
 
 
 class Verdict(StrEnum):
-    """The verdict of a comparison for a row."""
-
     EXACT = "exact"
     """It equals the row of the batch."""
     BOUNDED = "bounded"
@@ -97,8 +95,6 @@ class Verdict(StrEnum):
 
 
 class How(StrEnum):
-    """How a row differs."""
-
     MISSING = "is missing"
     UNEXPECTED = "is not due"
     FEWER = "lacks records"

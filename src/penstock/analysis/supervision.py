@@ -88,7 +88,6 @@ class Supervised:
 
     @property
     def running(self) -> StreamingQuery | None:
-        """The current run of the query."""
         return self._query
 
     def figures(self) -> dict[str, Any]:

@@ -40,7 +40,6 @@ def numbers(log: Path) -> list[int]:
 
 
 def format_offsets(positions: Offsets) -> str:
-    """Format offsets for people."""
     return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
 
 
@@ -167,7 +166,6 @@ def resume_batch(folder: str) -> None:
 
 
 def abandoned_batches(folder: str) -> frozenset[int]:
-    """The abandoned batches of a checkpoint."""
     return frozenset(_listed(folder, _ABANDONED))
 
 

@@ -107,7 +107,6 @@ def _operator(node: Any, kind: str) -> Operator:
 
 
 def _aggregated(expression: Any) -> list[Any]:
-    """The aggregate functions inside an expression."""
     return [one for one in nodes(expression) if kind_of(one) == "AggregateExpression"]
 
 

@@ -326,5 +326,4 @@ def names(ddl: str) -> tuple[str, ...]:
 
 
 def _message(error: Exception) -> str:
-    """The verifier's message, without the error class."""
     return re.sub(r"^\[\w+\]\s*", "", str(error)).strip().rstrip(".")

@@ -122,8 +122,6 @@ def in_order(rows: Iterable[Row]) -> list[Kept]:
 
 
 class _Counting(StatefulProcessor):
-    """The stateful processor of each key."""
-
     def __init__(self, size: int, slide: int, partial: bool, names: Sequence[str]) -> None:
         self._size, self._slide, self._partial = size, slide, partial
         self._row = Row(*names)
