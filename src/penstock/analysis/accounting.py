@@ -568,9 +568,9 @@ def _offsets(sources: Any, which: str) -> dict[str, Offsets]:
 def _named(share: Share, late: Late) -> Share:
     """The share with the numbers and offsets of late records, up to a limit."""
     numbers = {(sender, epoch): Runs(runs) for sender, epochs in share.late.items() for epoch, runs in epochs.items()}
-    for sender, epoch, seq in late.numbers:
+    for sender, number, seq in late.numbers:
         if _count(numbers) < NAMED:
-            numbers.setdefault((sender[:LONGEST], str(epoch)), Runs()).add(seq)
+            numbers.setdefault((sender[:LONGEST], str(number)), Runs()).add(seq)
     offsets = {partition: Runs(runs) for partition, runs in share.late_at.items()}
     for partition, offset in late.offsets:
         if _count(offsets) < NAMED:

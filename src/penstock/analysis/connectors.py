@@ -9,7 +9,7 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +90,9 @@ class KafkaConnector:
     ahead: bool = False
     """Fetch far ahead: faster, with a larger heap."""
 
-    objection: ClassVar[None] = None
+    @property
+    def objection(self) -> str | None:
+        return None
 
     def limited(self, most: int) -> "KafkaConnector":
         return replace(self, most=most)
