@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.analysis.launch import launch, validate
 from penstock.analysis.query import Mode, Query, Shape
-from penstock.analysis.session import classpath
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
@@ -30,6 +28,9 @@ def kafka_archive(java: Java, jars: Jars) -> ClassArchive:
 
 
 def spark_archive(java: Java, jars: Jars) -> ClassArchive:
+    # Imported here, as below: commands that start no Spark do not load it.
+    from penstock.analysis.session import classpath
+
     return ClassArchive.of("spark", java, classpath(jars.spark))
 
 
@@ -39,7 +40,6 @@ def is_warmed_up(java: Java, jars: Jars) -> bool:
 
 def warm_up(java: Java, jars: Jars) -> None:
     """Run a small pipeline on its own broker, and save the class archives of both JVMs."""
-    # Imported here: `is_warmed_up` does not need pyspark.
     from penstock.analysis.connectors import KafkaConnector
     from penstock.analysis.engine import Engine
     from penstock.analysis.session import session
@@ -73,6 +73,8 @@ _QUERIES = [
 
 
 def _run_queries(engine: "Engine", kafka: Kafka) -> None:
+    from penstock.analysis.launch import launch, validate
+
     kafka.ensure([Topic(name) for name in ("in", "in.dead", "live", "slow")])
     now = time.time_ns() // 1_000
     values = [b'{"k": "a", "n": %d, "t": %d}' % (n, now // 1_000) for n in range(100)] + [b"not JSON"]
