@@ -212,7 +212,7 @@ class Usage:
 @contextmanager
 def driver(kafka: Kafka, folder: Path, settings: SparkSettings, slots: int, log: Path | None) -> Iterator[Engine]:
     java = find_java()
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     out = log.open("wb") if log else None
     with session(
         "benchmark", settings, java.path, jars.spark, slots, out, spark_archive(java, jars).use_flags()

@@ -15,7 +15,7 @@ from penstock.supervise.supervisor import Supervisor
 @contextmanager
 def broker(folder: Path) -> Iterator[Kafka]:
     java = find_java()
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     with StateFolder(folder / ".penstock").locked() as state:
         services, servers = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).use_flags())
         supervisor = Supervisor(services, state)

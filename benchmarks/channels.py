@@ -64,7 +64,7 @@ def main() -> None:
 @contextmanager
 def servers(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
     java = find_java()
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     with StateFolder(folder / ".penstock").locked() as state:
         brokers, kafka = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).use_flags())
         redis, url = redis_service(state, LocalSettings())

@@ -162,7 +162,7 @@ def judged(folder: Path, checkpoint: Path, keys: int) -> tuple[int, int]:
 def spark(local: Path, log: IO[bytes] | None = None) -> Iterator[SparkSession]:
     local.mkdir()
     java = find_java()
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     settings = SparkSettings(every="100 ms", conf={"spark.local.dir": str(local)})
     with session(
         "state", settings, java.path, jars.spark, SLOTS, log, spark_archive(java, jars).use_flags()

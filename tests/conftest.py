@@ -86,7 +86,7 @@ def java() -> Java:
 @pytest.fixture(scope="session")
 def jars(java: Java) -> Jars:
     """The jars, and with them the archives that make the starts of this run quick."""
-    found = ensure_jars()
+    found = ensure_jars(java)
     if not is_warmed_up(java, found):
         subprocess.run([sys.executable, "-m", "penstock", "warm"], check=True, capture_output=True)
     return found

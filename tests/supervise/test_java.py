@@ -1,17 +1,11 @@
 import shutil
-import ssl
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sys
 from pathlib import Path
-from typing import Any
-from urllib.error import URLError
 
 import pytest
 
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.supervise.java import cache_folder, corrupt_jars, ensure_jars, find_java
+from penstock.supervise.java import Java, cache_folder, corrupt_jars, ensure_jars, find_java
 
 NO_WHEEL = "a_wheel_that_nobody_has"
 
@@ -92,57 +86,31 @@ def test_the_java_of_this_machine_is_found() -> None:
     assert (java.home / "lib").is_dir()
 
 
-NOWHERE = "http://127.0.0.1:1"
+NO_JAVA = Java(Path("/nowhere/java"), 17, Path("/nowhere"))
 
 
 @pytest.fixture(scope="module")
 def whole() -> Path:
     """The user's own cache, complete."""
-    return ensure_jars().kafka[0].parents[1]
+    return ensure_jars(find_java()).kafka[0].parents[1]
 
 
-@dataclass
-class Repository:
-    """Answers with the jars of a cache, unless `spoilt` or `failures` say otherwise."""
-
-    jars: Path
-    url: str = ""
-    spoilt: str = ""
-    failures: int = 0
-    asked: list[str] = field(default_factory=list)
-
-
-@pytest.fixture
-def repository(whole: Path) -> Iterator[Repository]:
-    found = Repository(whole)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name = self.path.rpartition("/")[2]
-            found.asked.append(self.path)
-            if len(found.asked) > 3 and found.failures:
-                found.failures -= 1
-                self.send_error(503)
-                return
-            (file,) = found.jars.glob(f"*/{name}")
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"spoilt" if name == found.spoilt else file.read_bytes())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        found.url = f"http://127.0.0.1:{server.server_port}"
-        yield found
-        server.shutdown()
-        thread.join()
+def ivy_that(does: str, tmp_path: Path) -> Java:
+    """A Java that in place of Ivy runs the given lines of Python; `lib` is the folder to fill, `cache` is Ivy's own."""
+    path = tmp_path / "java"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys\n"
+        "lib = pathlib.Path(sys.argv[sys.argv.index('-retrieve') + 1].split('/[conf]')[0])\n"
+        "cache = pathlib.Path(sys.argv[sys.argv.index('-cache') + 1])\n"
+        "cache.mkdir(parents=True, exist_ok=True)\n" + does
+    )
+    path.chmod(0o755)
+    return Java(path, 17, tmp_path)
 
 
-def test_a_complete_cache_needs_no_network(whole: Path) -> None:
-    jars = ensure_jars(whole.parent, repository=NOWHERE)
+def test_a_complete_cache_needs_neither_network_nor_java(whole: Path) -> None:
+    jars = ensure_jars(NO_JAVA, whole.parent)
     assert (len(jars.kafka), len(jars.spark)) == (46, 5)
     assert all(path.is_file() for path in jars.kafka + jars.spark)
 
@@ -159,60 +127,56 @@ def test_a_jar_is_named_when_it_is_missing_or_spoilt(whole: Path, tmp_path: Path
     assert corrupt_jars(tmp_path / "copy") == ["kafka/re2j-1.8.jar", "spark/commons-pool2-2.12.1.jar"]
 
 
-def test_what_was_downloaded_is_kept_under_its_name(repository: Repository, tmp_path: Path) -> None:
-    jars = ensure_jars(tmp_path / "cache", repository=repository.url)
+def test_what_ivy_brought_is_kept_under_its_name_only_when_it_is_right(whole: Path, tmp_path: Path) -> None:
+    java = ivy_that(f"import shutil; shutil.copytree({str(whole)!r}, lib)", tmp_path)
+    jars = ensure_jars(java, tmp_path / "cache", pauses=())
     assert corrupt_jars(jars.kafka[0].parents[1]) == []
-    name = repository.jars.name
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [name, f"{name}.lock"]
-    assert "/com/google/re2j/re2j/1.8/re2j-1.8.jar" in repository.asked
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [whole.name, f"{whole.name}.lock"]
 
 
-def test_a_spoilt_jar_is_found_by_its_checksum(repository: Repository, tmp_path: Path) -> None:
-    repository.spoilt = "re2j-1.8.jar"
-    with pytest.raises(Unavailable, match=r"re2j-1\.8\.jar: .*jars\.sha256"):
-        ensure_jars(tmp_path / "cache", pauses=(), repository=repository.url)
-    assert not list((tmp_path / "cache").glob("*/*/re2j-1.8.jar"))
+def test_a_spoilt_jar_is_found_by_its_checksum(whole: Path, tmp_path: Path) -> None:
+    does = f"import shutil; shutil.copytree({str(whole)!r}, lib); (lib / 'kafka/re2j-1.8.jar').write_text('spoilt')"
+    with pytest.raises(Unavailable, match=r"kafka/re2j-1\.8\.jar: .*jars\.sha256"):
+        ensure_jars(ivy_that(does, tmp_path), tmp_path / "cache", pauses=())
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_a_failure_is_followed_by_another_attempt_that_goes_on_from_there(
-    repository: Repository, tmp_path: Path
-) -> None:
-    repository.failures = 1
-    assert ensure_jars(tmp_path / "cache", pauses=(0,), repository=repository.url).kafka
-    assert len(repository.asked) == 51 + 1
+def test_a_failure_is_followed_by_another_attempt_that_goes_on_from_there(whole: Path, tmp_path: Path) -> None:
+    does = (
+        "if not (cache / 'half').exists():\n"
+        "    (cache / 'half').touch()\n"
+        "    sys.exit(1)\n"
+        f"import shutil; shutil.copytree({str(whole)!r}, lib)"
+    )
+    assert ensure_jars(ivy_that(does, tmp_path), tmp_path / "cache", pauses=(0,)).kafka
 
 
-def test_the_last_failure_is_named(repository: Repository, tmp_path: Path) -> None:
-    repository.failures = 2
-    with pytest.raises(Unavailable, match=r"\.jar: HTTP Error 503"):
-        ensure_jars(tmp_path / "cache", pauses=(0,), repository=repository.url)
-    assert not (tmp_path / "cache" / repository.jars.name).exists()
+def test_a_failure_shows_what_ivy_said_last(tmp_path: Path) -> None:
+    java = ivy_that("print('downloading ...'); sys.exit('UnknownHostException: repository')", tmp_path)
+    with pytest.raises(Unavailable, match=r"Ivy failed:\ndownloading \.\.\.\nUnknownHostException: repository"):
+        ensure_jars(java, tmp_path / "cache", pauses=(0,))
 
 
-def test_a_repository_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="refused"):
-        ensure_jars(tmp_path / "cache", pauses=(), repository=NOWHERE)
+def test_a_certificate_that_java_does_not_trust_is_called_that(tmp_path: Path) -> None:
+    java = ivy_that("sys.exit('SSLHandshakeException: PKIX path building failed')", tmp_path)
+    with pytest.raises(Unavailable, match=r"Java does not trust its certificate \(docs/supervise\.md, Certificates\)"):
+        ensure_jars(java, tmp_path / "cache", pauses=())
 
 
-def test_a_certificate_that_is_not_trusted_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise URLError(ssl.SSLCertVerificationError("self-signed certificate"))
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(Unavailable, match=r"its certificate is not trusted \(docs/supervise\.md, Certificates\)"):
-        ensure_jars(tmp_path / "cache", pauses=())
-
-
-def test_progress_counts_the_jars(repository: Repository, tmp_path: Path) -> None:
+def test_progress_counts_what_was_found_and_fetched(whole: Path, tmp_path: Path) -> None:
+    does = (
+        r"print('\tfound org#a;1 in public\n\tfound org#b;1 in public\n....\n\t[SUCCESSFUL ] org#a;1!a.jar (3ms)')"
+        f"\nimport shutil; shutil.copytree({str(whole)!r}, lib)"
+    )
     steps: list[tuple[int, int]] = []
-    ensure_jars(tmp_path / "cache", lambda done, total: steps.append((done, total)), repository=repository.url)
-    assert steps == [(done, 51) for done in range(1, 52)]
+    ensure_jars(ivy_that(does, tmp_path), tmp_path / "cache", lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (3, 102)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Misconfigured, match="file/cache: the jars"):
-        ensure_jars(tmp_path / "file" / "cache", repository=NOWHERE)
+        ensure_jars(NO_JAVA, tmp_path / "file" / "cache")
 
 
 def test_the_cache_lies_where_the_user_keeps_such_things(tmp_path: Path) -> None:

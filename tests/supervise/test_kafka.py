@@ -28,7 +28,7 @@ def java() -> Java:
 
 @pytest.fixture(scope="module")
 def jars(java: Java) -> Jars:
-    return ensure_jars()
+    return ensure_jars(java)
 
 
 @pytest.fixture

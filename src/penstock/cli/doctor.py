@@ -94,7 +94,7 @@ def _measure(what: str, have: int, need: int, why: str) -> Finding:
 def warm() -> None:
     """Fetch the jars and prepare Java for fast starts, once per machine. `penstock run` also does it when needed."""
     java = find_java()
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     if not is_warmed_up(java, jars):
         warm_up(java, jars)
     typer.echo("Kafka and Spark are ready for fast starts")

@@ -135,7 +135,7 @@ def spark_session(
 ) -> AbstractContextManager[SparkSession]:
     """A Spark session with the Java, the jars and the class archive of this machine; `flags`: more flags of its JVM."""
     java = find_java()
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     archive = spark_archive(java, jars).use_flags()
     return session(name, settings, java.path, jars.spark, slots, log, (*archive, *flags))
 

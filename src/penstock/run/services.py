@@ -47,7 +47,7 @@ class Screen(Protocol):
 def prepare_machine(screen: Screen) -> None:
     """Download the jars and run the warm-up, once per machine."""
     java = find_java()
-    jars = ensure_jars(progress=screen.jars)
+    jars = ensure_jars(java, progress=screen.jars)
     if not is_warmed_up(java, jars):
         screen.say("preparing Java for quick starts (once, half a minute)")
         # If the warm-up fails, everything works, but starts later.
@@ -152,7 +152,7 @@ def _locked_services(config: Config, needs: Needs) -> Iterator[tuple[StateFolder
         found = Services(os.getpid())
         if needs.kafka:
             java = find_java()
-            jars = ensure_jars()
+            jars = ensure_jars(java)
             flags = kafka_archive(java, jars).use_flags()
             brokers, servers = kafka_services(java, jars, folder, config.local, flags)
             services += brokers

