@@ -408,7 +408,8 @@ class _Poller:
         self._in_flight.append(settled)
 
         async def settle(error: Exception | None) -> None:
-            settled.set_result(error)
+            if not settled.done():  # It is cancelled with the polling that waits for it.
+                settled.set_result(error)
 
         return Intake(arrivals, settle)
 
