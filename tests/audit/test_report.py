@@ -9,7 +9,8 @@ from penstock.audit.account import Outcome
 from penstock.audit.balance import Balance, ChannelBalance, SenderBalance
 from penstock.audit.findings import Kind
 from penstock.audit.hops import Gap, Hop
-from penstock.audit.report import NAMED, show
+from penstock.audit.report import NAMED, parts
+from penstock.cli.standard import print_parts
 
 LATENCY = {"count": 3.0, "min": 1.0, "mean": 2.0, "p50": 2.04, "p95": 3.0, "p99": 1234.5, "max": 1300.0}
 RSVPS = ChannelBalance(
@@ -47,7 +48,7 @@ def shown(*channels: ChannelBalance, terminal: bool = False, age: float | None =
         for one in channels
         if one.kind is Kind.SOURCE
     )  # fmt: skip
-    show(Balance(AT, None if age is None else AT - int(age * 1e6), channels, hops), console, senders)
+    print_parts(parts(Balance(AT, None if age is None else AT - int(age * 1e6), channels, hops), senders), console)
     return file.getvalue()
 
 

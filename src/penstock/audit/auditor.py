@@ -90,6 +90,9 @@ class Auditor:
             reader = self._reader or self._open()
             entries = reader.read(self._most, wait)
             self._merge(reader, entries)
+        except Refused as error:
+            self.close()
+            raise Unavailable("the audit", f"an entry cannot be read: {error.reason}") from error
         except BaseException:
             self.close()
             raise

@@ -5,7 +5,6 @@ dead letters, or was dropped on purpose with its number recorded. A sender is co
 seen. No I/O.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -172,9 +171,6 @@ class Balance:
             if one.kind is Kind.SOURCE:
                 channel["worst" if brief else "by_sender"] = senders
         return document
-
-    def dumps(self) -> str:
-        return json.dumps(self.to_json(), ensure_ascii=False)
 
 
 def balance(

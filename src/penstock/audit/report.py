@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,23 +20,15 @@ NAMED = 20
 """Maximum missing ranges that are named; then follows how many more there are."""
 _FRESH = 5_000_000
 """A younger time is printed without its date."""
-_WIDE = 120
 _ALWAYS = (Outcome.PASSED,)
 """The other outcomes have a column only if they occur."""
 
 
-def show(balance: Balance, console: Console | None = None, senders: bool = False) -> None:
-    """Print the balance sheet, the channels, the missing ranges, the doubts, and last the verdict.
-
-    With `senders`, print also all senders of the source channels: first those with missing or duplicate records.
-    """
-    console = console or _console()
-    for part in parts(balance, senders):
-        console.print(part)
-
-
 def parts(balance: Balance, senders: bool = False) -> Iterator[Table | Text]:
-    """Yield the printed parts in order."""
+    """Yield the balance sheet, the channels, the missing ranges, the doubts, and last the verdict.
+
+    With `senders`, also all senders of the source channels: first those with missing or duplicate records.
+    """
     if balance.hops:
         yield _sheet("stage", balance.hops)
     if balance.paths:
@@ -47,12 +38,6 @@ def parts(balance: Balance, senders: bool = False) -> Iterator[Table | Text]:
         yield _senders(balance)
     yield from _findings(balance)
     yield _verdict(balance)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    # Output into a file or another program is not wrapped.
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def _table(names: Sequence[str], figures: Sequence[str]) -> Table:

@@ -43,7 +43,9 @@ class AuditSettings(Section):
         description="the verdict is not known if records wait for a stage and its account does not change this long",
     )
     stalled_after: Duration = Field(
-        timedelta(seconds=120), description="a stage is stalled if it has input and makes no progress for this long"
+        timedelta(seconds=120),
+        gt=timedelta(0),
+        description="a stage is stalled if it has input and makes no progress for this long",
     )
     event_time_off: Duration = Field(
         timedelta(days=365),

@@ -16,9 +16,9 @@ from penstock.audit.content import Content
 from penstock.audit.findings import Kind
 from penstock.audit.judge import EXIT_CODES, Doubt, Report, unique
 from penstock.audit.ledger import Ledger, Unreadable
-from penstock.audit.report import parts, show, utc
+from penstock.audit.report import parts, utc
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.cli.standard import inform
+from penstock.cli.standard import inform, print_result
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.config import Config
@@ -76,10 +76,7 @@ def audit(
     found = _balance(config, grace_micros, wait)
     if deep:
         found = deepened(found, folder, profile, pipeline)
-    if as_json:
-        typer.echo(found.dumps())
-    else:
-        show(found, senders=senders)
+    print_result(as_json, found.to_json(), parts(found, senders))
     doubtful = strict and (found.unknown_seconds > 0 or not found.settled)
     raise typer.Exit(EXIT_CODES[found.verdict] or int(doubtful))
 
@@ -176,12 +173,10 @@ def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
             except Unavailable as error:
                 inform(f"penstock: {error}")
             else:
-                if as_json:
-                    typer.echo(found.dumps())
-                elif live:
+                if live and not as_json:
                     live.update(Group(*parts(found, senders)), refresh=True)
                 else:
-                    show(found, senders=senders)
+                    print_result(as_json, found.to_json(), parts(found, senders))
             time.sleep(1)
 
 

@@ -46,7 +46,8 @@ class Content:
 
     def __init__(self, descriptor: int, compressed: bool) -> None:
         found = os.fstat(descriptor)
-        self.size, self.written, self.compressed = found.st_size, found.st_mtime_ns, compressed
+        self.inode, self.size, self.written = found.st_ino, found.st_size, found.st_mtime_ns
+        self.compressed = compressed
         self._raw = os.fdopen(os.dup(descriptor), "rb")
         self._raw.seek(0)
         self._file = gzip.GzipFile(fileobj=self._raw, mode="rb") if compressed else self._raw
@@ -175,6 +176,9 @@ class Folder:
         return file.check is None or checksum(content.begins(self.compared), file.offset) == file.check
 
     def close_file(self, inode: int) -> None:
+        if self._content is not None and self._content.inode == inode:
+            self._content.close()
+            self._content = None
         if (descriptor := self.descriptors.pop(inode, None)) is not None:
             os.close(descriptor)
 

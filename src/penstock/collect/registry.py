@@ -4,7 +4,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import Any
@@ -81,10 +81,11 @@ def has_option(address: str, option: str) -> bool:
 
 def check_positive(source: Any, *options: str) -> None:
     """Raise Misconfigured if one of these options, integers or durations, is not more than 0."""
+    types = {field.name: field.type for field in fields(source)}
     for option in options:
         value = getattr(source, option)
-        if isinstance(value, timedelta):
-            valid, fix = value > timedelta(0), 'write it like "1 s"'
+        if types[option] in (timedelta, "timedelta"):
+            valid, fix = isinstance(value, timedelta) and value > timedelta(0), 'write it like "1 s"'
         else:
             valid, fix = type(value) is int and value > 0, "set it to 1 or more"
         if not valid:

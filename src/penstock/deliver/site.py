@@ -92,7 +92,8 @@ class Site:
         return [*(Route(path, self._file) for path in self._files), Route("/vega.js", self._script)]
 
     async def _file(self, request: Request) -> Response:
-        return self._files[request.scope["path"]].response(request)
+        # Starlette's routes also match an address with a line feed at its end.
+        return self._files[request.scope["path"].removesuffix("\n")].response(request)
 
     async def _script(self, request: Request) -> Response:
         assert self._vega is not None, "outside of the lifespan of the app"

@@ -53,7 +53,8 @@ class BodyReader:
         try:
             await self._receive(body, request, max_sent, refusal)
             if compressed:
-                content = _gunzip(bytes(body), limit)
+                # Not more than there is memory for: one byte too many is refused by `_hold`.
+                content = _gunzip(bytes(body), min(limit, self._memory - self._held + len(body)))
                 if len(content) > limit:
                     raise refusal
                 self._hold(len(content) - len(body))
