@@ -203,7 +203,7 @@ def test_another_channel_of_the_same_name_is_not_read_on(ledger: Ledger, clock: 
     auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
     read_all(auditor)
     auditor.close()
-    with pytest.raises(Misconfigured, match="another channel of the same name; move the ledger away"):
+    with pytest.raises(Misconfigured, match="created again, or has lost its last records; move the ledger away"):
         Auditor(MemoryChannels(clock=clock), ledger, WATCHED, NOTES, clock).step(0)
 
 

@@ -14,11 +14,21 @@ from confluent_kafka.admin import AdminClient
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import balance
 from penstock.audit.findings import Kind, Watched
-from penstock.audit.lag import EVERY, Endangered, GroupLag, Readers, Retention, committed, from_what_is_kept, gone
+from penstock.audit.lag import (
+    EVERY,
+    Endangered,
+    GroupLag,
+    OpenTransactions,
+    Readers,
+    Retention,
+    committed,
+    from_what_is_kept,
+    gone,
+)
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Group, Topic
+from penstock.core.contracts import ChannelPartition, Group, Topic
 from penstock.core.errors import Unaccounted
 from penstock.core.record import Origin, Record
 from penstock.testing import ManualClock, MemoryChannels
@@ -242,3 +252,14 @@ def test_a_real_broker_tells_before_and_after(
     admin.delete_records([TopicPartition(channel, 0, 7)])[TopicPartition(channel, 0)].result(10)
     (found,) = look()
     assert (found.reader, found.unread, found.lost) == ("store", 3, 5)
+
+
+def test_a_transaction_is_a_doubt_only_if_it_stays_open() -> None:
+    found: dict[ChannelPartition, tuple[int, int]] = {("a", 0): (10, 12), ("b", 3): (7, 9)}
+    transactions = OpenTransactions(lambda: found, 5.0)
+    assert transactions.look(100.0) == []
+    found["b", 3] = (9, 11)  # The next one of a producer that has one all the time.
+    assert [doubt.subject for doubt in transactions.look(105.0)] == ["a"]
+    del found["a", 0]
+    assert transactions.look(109.0) == []
+    assert [doubt.subject for doubt in transactions.look(110.0)] == ["b"]

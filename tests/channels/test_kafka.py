@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from tests.channels.servers import KafkaServer
 from tests.channels.traffic import Noted, carried, eventually, gathered, numbered, numbers, send
 
+from penstock.audit.lag import OpenTransactions
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.client import checked
@@ -22,6 +24,7 @@ from penstock.channels.kafka.topics import settings_of
 from penstock.core.contracts import EnsureResult, Entry, Topic
 from penstock.core.errors import Misconfigured, Refused, Unaccounted, Unavailable
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 
 Fresh = Callable[[str], str]
 
@@ -337,3 +340,26 @@ def test_what_is_lost_is_told_at_every_read() -> None:
     for _ in range(3):
         with pytest.raises(Unaccounted, match="gone"):
             polled.read(10, 0)
+
+
+def test_an_open_transaction_hides_what_comes_after_it_until_it_ends(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("hidden")
+    kafka.ensure([Topic(channel, partitions=2)])
+    assert kafka.open_transactions([channel]) == {}
+    other = Producer({"bootstrap.servers": kafka.servers, "transactional.id": channel})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(channel, b"open", partition=0)
+    other.flush(30)
+    own = Producer({"bootstrap.servers": kafka.servers, "acks": "all"})
+    own.produce(channel, b"hidden", partition=0)
+    assert own.flush(30) == 0  # It is acknowledged.
+    assert kafka.bounds(channel) == {0: (0, 0), 1: (0, 0)}
+    assert kafka.open_transactions([channel]) == {(channel, 0): (0, 2)}
+    transactions = OpenTransactions(partial(kafka.open_transactions, [channel]), 0.5)
+    (doubt,) = transactions.wait(1.0)
+    assert (doubt.kind, doubt.subject) == ("channel", channel)
+    assert doubt.text.startswith(f"{channel}, partition 0: a transaction is open since offset 0, so 2 entries")
+    other.abort_transaction(30)
+    assert transactions.wait(30) == []
+    assert [entry.value for entry in scan(kafka, channel)] == [b"hidden"]

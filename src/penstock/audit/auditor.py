@@ -201,7 +201,7 @@ class Auditor:
                     raise Misconfigured(
                         f"the channel {channel}, partition {partition}",
                         f"it ends at {end}, but the ledger has read it up to {read[partition]}:"
-                        " this is another channel of the same name",
+                        " it was created again, or has lost its last records",
                         "move the ledger away, or bring back the channel that it belongs to",
                     )
         return found

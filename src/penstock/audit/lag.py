@@ -1,10 +1,12 @@
 """How far readers are behind in their channels, and whether retention removes records before they are read."""
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from penstock.audit.judge import Doubt
 from penstock.core.clock import Clock
 from penstock.core.contracts import ChannelPartition, Channels, Group, Offsets
 from penstock.core.errors import PenstockError, Unaccounted
@@ -166,3 +168,36 @@ def gone(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int,
 def from_what_is_kept(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """Return the offsets, but none before the first offset that the channel holds."""
     return {partition: max(offset, bounds.get(partition, (0, 0))[0]) for partition, offset in positions.items()}
+
+
+class OpenTransactions:
+    """Reports transactions that stay open: nothing behind their first offset can be read until they end."""
+
+    def __init__(self, find: Callable[[], Mapping[ChannelPartition, tuple[int, int]]], after: float) -> None:
+        """`find`: by partition with an open transaction, its first offset and the end. `after`: seconds."""
+        self._find, self._after = find, after
+        self._since: dict[tuple[ChannelPartition, int], float] = {}
+
+    def look(self, now: float) -> list[Doubt]:
+        """The transactions that have been open for long enough, at a time in seconds."""
+        found = self._find()
+        self._since = {(at, first): self._since.get((at, first), now) for at, (first, _) in found.items()}
+        return [
+            Doubt(
+                "channel",
+                channel,
+                f"{channel}, partition {partition}: a transaction is open since offset {first}, so {end - first:,}"
+                " entries cannot be read; end its producer, or wait until its transaction times out",
+            )
+            for (channel, partition), (first, end) in found.items()
+            if now - self._since[(channel, partition), first] >= self._after
+        ]
+
+    def wait(self, seconds: float) -> list[Doubt]:
+        """Wait until all are ended; the transactions that are still open after some seconds."""
+        until = time.monotonic() + seconds
+        doubts = self.look(time.monotonic())
+        while self._since and time.monotonic() < until:
+            time.sleep(0.2)
+            doubts = self.look(time.monotonic())
+        return doubts

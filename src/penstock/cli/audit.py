@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,10 @@ from penstock.audit.balance import Balance, balance
 from penstock.audit.content import Content
 from penstock.audit.findings import Kind
 from penstock.audit.judge import EXIT_CODES, Doubt, Report, unique
+from penstock.audit.lag import OpenTransactions
 from penstock.audit.ledger import Ledger, Unreadable
 from penstock.audit.report import parts, utc
+from penstock.channels.kafka import Kafka
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.cli.standard import inform, print_result
 from penstock.core.clock import Micros, SystemClock
@@ -26,6 +29,9 @@ from penstock.run.services import RunningPipeline, with_running_services
 from penstock.run.spools import waiting
 
 Bounds = Mapping[str, Mapping[int, tuple[int, int]]]
+
+_HIDDEN_FOR = 1.0
+"""Seconds after which an open transaction is a doubt. Producers with transactions have short ones all the time."""
 
 
 def audit(
@@ -96,11 +102,14 @@ def _counted(config: Config, grace: int, wait: float) -> Balance:
     with closing(Ledger(config.ledger, read_only=True)) as ledger:
         started, doubts = clock.now(), list[Doubt]()
         try:
-            bounds = _bounds(config, ledger)
+            bounds, transactions = _bounds(config, ledger)
         except Unavailable as error:
             inform(f"penstock: {error}; the last known state follows")
-            bounds, doubts = {}, [Doubt("channel", error.service, f"channels cannot be read: {error}")]
+            doubts = [Doubt("channel", error.service, f"channels cannot be read: {error}")]
+            bounds, transactions = {}, OpenTransactions(dict, wait)
         ledger.verify()
+        if wait:
+            doubts += transactions.wait(wait)
         unread = _wait_until_read(ledger, bounds or {}, wait)
         content = ledger.content()
     if wait and any(unread.values()):
@@ -180,13 +189,15 @@ def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
             time.sleep(1)
 
 
-def _bounds(config: Config, ledger: Ledger) -> Bounds | None:
-    """The bounds of the source channels; None when no pipeline runs here."""
+def _bounds(config: Config, ledger: Ledger) -> tuple[Bounds | None, OpenTransactions]:
+    """The bounds of the source channels, None when no pipeline runs here; and what hides their entries."""
     try:
         channels = with_running_services(config).bind()
     except Misconfigured:
-        return None
-    return {channel: channels.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}
+        return None, OpenTransactions(dict, 0)
+    names = [channel for channel, kind in ledger.channels().items() if kind is Kind.SOURCE]
+    hidden = partial(channels.open_transactions, names) if isinstance(channels, Kafka) else dict
+    return {channel: channels.bounds(channel) for channel in names}, OpenTransactions(hidden, _HIDDEN_FOR)
 
 
 def _wait_until_read(ledger: Ledger, bounds: Bounds, wait: float) -> dict[str, int]:

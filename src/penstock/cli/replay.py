@@ -11,7 +11,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, require_writable, time_option
+from penstock.cli.options import (
+    AsJson,
+    Folder,
+    Profile,
+    Servers,
+    find_channels,
+    require_channels,
+    require_writable,
+    time_option,
+)
 from penstock.cli.standard import inform, print_result
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.contracts import Channels
@@ -53,6 +62,7 @@ def replay(
     target = source if to is None else find_channels(folder, profile, to)
     if since is not None and until is not None and until <= since:
         raise Misconfigured("--until", "it is not after --since", "give a later time")
+    require_channels(source, [channel])
     selection = stretch(source, channel, since, until)
     if _same(source, channel, target, into):
         problem = "it is the same channel: every record would be there twice"

@@ -183,7 +183,8 @@ class Description:
                 raise Misconfigured(
                     f"channel {name}",
                     "two sources that number their records fill it, and their senders may have the same names",
-                    "give each source its own channel, or let the collector number the records: numbered=None",
+                    "give each source its own channel, or let the collector number the records: numbered=None, or"
+                    " named=False where senders have names",
                 )
 
     def _check_queries(self) -> None:

@@ -20,7 +20,7 @@ from penstock.audit.dead_letters import DeadLetterCheck
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import begun_late
 from penstock.audit.judge import Doubt, Report
-from penstock.audit.lag import Endangered, Readers, Retention, committed
+from penstock.audit.lag import Endangered, OpenTransactions, Readers, Retention, committed
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.audit.reconcile import Check, Reconciler
 from penstock.audit.rules import Alarm, Elapsed, Snapshot
@@ -182,6 +182,9 @@ class _AuditStatus:
         self._expiring: list[Endangered] = []
         self._verify_at, self._away = clock.elapsed() + VERIFY_EVERY, False
         self._retention = Retention(channels, clock, config.audit.expiring_share)
+        self._sources = [one.channel for one in watching if one.kind is Kind.SOURCE]
+        hidden = partial(channels.open_transactions, self._sources) if isinstance(channels, Kafka) else dict
+        self._transactions = OpenTransactions(hidden, config.audit.away_after.total_seconds())
 
     @property
     def _positions(self) -> dict[str, Mapping[str, Offsets]]:
@@ -194,14 +197,16 @@ class _AuditStatus:
     def look(self, reports: Mapping[str, Mapping[str, Any]]) -> Figures:
         now, away = self._clock.now(), list[Doubt]()
         try:
-            sources = [one.channel for one in self._watching if one.kind is Kind.SOURCE]
-            self._bounds = {channel: self._channels.bounds(channel) for channel in sources}
+            self._bounds = {channel: self._channels.bounds(channel) for channel in self._sources}
+            away = self._transactions.look(self._clock.elapsed())
         except Unavailable as error:
             # Alarms are also needed while the channels are unavailable.
             if not self._away:
                 log.warning("the audit uses the last known offsets: %s", error)
             away = [Doubt("channel", error.service, f"the auditor cannot read the channels: {error}")]
-        self._away = bool(away)
+            self._away = True
+        else:
+            self._away = False
         # Opened each time: an open reader would prevent SQLite's checkpoints.
         with closing(Ledger(self._config.ledger, read_only=True)) as reader:
             if (began := self._clock.elapsed()) >= self._verify_at:
@@ -236,7 +241,7 @@ class _AuditStatus:
         found = found.with_report(self._report)
         brief = found.to_json(brief=True)
         nodes = {f"channel:{one['channel']}": self._counted(one, content) for one in brief["channels"]}
-        if not away:
+        if not self._away:
             self._expiring = self._retention.look(lambda: self._readers(positions))
         self.alarms = self._rules.look(replace(snapshot, balance=found, endangered=self._expiring))
         return {"nodes": nodes, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.alarms]}}

@@ -3,8 +3,9 @@
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -61,6 +62,7 @@ class Kafka:
         # One client for all queries, because a connection is expensive.
         self._lock = threading.Lock()
         self._querying: Consumer | None = None
+        self._uncommitted: Consumer | None = None
         self._administrator: AdminClient | None = None
         self._common: dict[str, Any] = common(servers, self._settings)
 
@@ -161,6 +163,21 @@ class Kafka:
         with self._lock, translating(self.servers):
             querying = self._query_consumer()
             return retry(lambda: self._bounds(querying, channel))
+
+    def open_transactions(self, channels: Iterable[str]) -> Mapping[ChannelPartition, tuple[int, int]]:
+        """The partitions with an open transaction: the first offset that it hides from readers, and the end."""
+        with self._lock, translating(self.servers):
+            if self._uncommitted is None:
+                self._uncommitted = self._consumer({"group.id": "penstock", "isolation.level": "read_uncommitted"})
+            whole, readable = self._uncommitted, self._query_consumer()
+            found = {}
+            for channel in channels:
+                # First the ends: what is appended meanwhile must not look hidden.
+                ends = retry(partial(self._bounds, whole, channel))
+                for partition, (_, stable) in retry(partial(self._bounds, readable, channel)).items():
+                    if partition in ends and stable < ends[partition][1]:
+                        found[channel, partition] = stable, ends[partition][1]
+        return found
 
     def _bounds(self, querying: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
         topic = querying.list_topics(channel, timeout=10).topics[channel]
