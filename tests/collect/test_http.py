@@ -172,7 +172,7 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
         ("/in?answer=soon", b"x", {}, 400, "?answer", "not a duration"),
         ("/in?answer=2h", b"x", {}, 400, "?answer", "too long"),
         ("/in?answer=1s&oneway", b"x", {}, 400, "?answer", "no answer"),
-        ("/in?sender=a", b"x", {}, 400, "?sender", "epoch and seq is missing"),
+        ("/in?sender=a", b"x", {}, 400, "?sender", "missing: epoch and seq"),
         ("/in?sender=a&epoch=1&seq=-1", b"x", {}, 400, "?seq", "not a valid integer"),
         ("/in?sender=a&epoch=1&seq=9223372036854775808", b"x", {}, 400, "?seq", "not a valid integer"),
         ("/in?lines&sender=a&epoch=1&seq=9223372036854775807", b"x\ny", {}, 400, "?seq", "beyond 64 bits"),

@@ -14,7 +14,7 @@ from penstock.audit.findings import Kind
 from penstock.audit.hops import ARROW, Gap, Hop
 from penstock.audit.judge import Verdict
 from penstock.core.clock import Micros
-from penstock.core.text import printable
+from penstock.core.text import counted, printable
 
 NAMED = 20
 """Maximum missing ranges that are named; then follows how many more there are."""
@@ -169,7 +169,7 @@ def _verdict(balance: Balance) -> Text:
         others = f"{len(balance.discrepancies)} findings" if balance.discrepancies else ""
         return Text(f"Not whole: {'; '.join(filter(None, (records, others)))}{age}.", style="bold red")
     if balance.verdict is Verdict.NOT_KNOWN:
-        more = f"; and {len(balance.doubts) - 1} more reasons" if len(balance.doubts) > 1 else ""
+        more = f"; and {counted(len(balance.doubts) - 1, 'more reason')}" if len(balance.doubts) > 1 else ""
         text = f"Not known whether records are missing: {balance.doubts[0].text.rstrip('.')}{more}{age}."
         return Text(printable(text), style="bold yellow")
     if not any(channel.records or channel.claimed for channel in balance.channels):

@@ -264,7 +264,7 @@ def not_known(snapshot: Snapshot, memory: Memory) -> Iterator[Alarm]:
     doubts = [named(one.text) for one in snapshot.balance.doubts]
     quiet = memory.quiet(snapshot, "not-known", waiting=bool(doubts))
     if doubts and quiet >= SETTLES:
-        more = f"; and {len(doubts) - RANGES} more reasons" if len(doubts) > RANGES else ""
+        more = f"; and {counted(len(doubts) - RANGES, 'more reason')}" if len(doubts) > RANGES else ""
         text = f'whether records are missing is not known: {"; ".join(doubts[:RANGES])}{more}: see "penstock audit".'
         yield Alarm("not-known", "audit", text, snapshot.ago(quiet))
 

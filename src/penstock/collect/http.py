@@ -199,7 +199,7 @@ def _identity(request: Request, query: Query, source: str, own: str) -> Key | No
         return None
     location = _KEY_HEADER if key else "?sender, ?epoch, ?seq"
     if missing := [name for name in _IDENTITY if name not in identity]:
-        raise Problem(400, location, f"{' and '.join(missing)} is missing", "set all three, or none")
+        raise Problem(400, location, f"missing: {' and '.join(missing)}", "set all three, or none")
     reason = invalid_sender(identity["sender"], source) or invalid_sender(identity["sender"], own)
     if reason is not None:
         raise Problem(400, location, reason, "choose another name")

@@ -27,6 +27,8 @@ def load(path: Path) -> Description:
     try:
         spec.loader.exec_module(module)
     except PenstockError as error:
+        if isinstance(error, Misconfigured) and error.location.startswith(f"{path.name}:"):
+            raise
         raise Misconfigured(_location(error, path), str(error)) from error
     except TypeError as error:
         raise _unknown_option(error, path) or Misconfigured(_location(error, path), f"TypeError: {error}") from error
