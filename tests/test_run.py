@@ -110,6 +110,20 @@ def test_every_hop_accounts_for_every_record(run: Run) -> None:
     assert reading["query:distinct_members"]["outcomes"]["passed"] == RECORDS
 
 
+def test_the_status_tells_latency_and_memory(run: Run) -> None:
+    # Early: latencies are those of the last five minutes.
+    told = run.penstock("status", "--json")
+    assert told.returncode == 0, told.stdout + told.stderr
+    status = json.loads(told.stdout)
+    assert status["nodes"]["feed:by_country"]["delivery"]["p50"] > 0
+    source = status["nodes"]["source:rsvps"]
+    # It ends after some records: then it is done, and has no connection that it could lack.
+    assert (source["connected"], source["state"]) in [(True, "connected"), (False, "waiting"), (None, "done")]
+    assert status["balance"]["whole"] is True
+    assert 0 < status["memory"] < 3 << 30
+    assert "by_country" in run.penstock("status").stdout
+
+
 def test_a_query_computed_again_is_equal_to_its_live_result(run: Run) -> None:
     compared = run.penstock("audit", "--recompute", "people_by_country")
     assert compared.returncode == 0, compared.stdout + compared.stderr
@@ -156,19 +170,6 @@ def numbers(lake: Path) -> tuple[int, int]:
     table = DeltaTable(lake).to_pyarrow_table(columns=["_sender", "_epoch", "_seq"])
     rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
     return len(rows), len(set(rows))
-
-
-def test_the_status_tells_latency_and_memory(run: Run) -> None:
-    told = run.penstock("status", "--json")
-    assert told.returncode == 0, told.stdout + told.stderr
-    status = json.loads(told.stdout)
-    assert status["nodes"]["feed:by_country"]["delivery"]["p50"] > 0
-    source = status["nodes"]["source:rsvps"]
-    # It ends after some records: then it is done, and has no connection that it could lack.
-    assert (source["connected"], source["state"]) in [(True, "connected"), (False, "waiting"), (None, "done")]
-    assert status["balance"]["whole"] is True
-    assert 0 < status["memory"] < 3 << 30
-    assert "by_country" in run.penstock("status").stdout
 
 
 def test_the_page_lives_in_a_browser(run: Run, chromium: Browser) -> None:
