@@ -110,8 +110,9 @@ def test_every_hop_accounts_for_every_record(run: Run) -> None:
     assert reading["query:distinct_members"]["outcomes"]["passed"] == RECORDS
 
 
-def test_the_status_tells_latency_and_memory(run: Run) -> None:
+def test_the_status_tells_latency_and_memory(run: Run, eventually: Eventually) -> None:
     # Early: latencies are those of the last five minutes.
+    eventually(lambda: run.penstock("status", "--json").returncode == 0, 120)
     told = run.penstock("status", "--json")
     assert told.returncode == 0, told.stdout + told.stderr
     status = json.loads(told.stdout)
