@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from confluent_kafka import Producer
 from tests.cli.standing import standing
 from tests.damaging import Damage, deleted, emptied, overwritten, truncated
 from tests.run.test_spools import leave
@@ -171,6 +172,30 @@ def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
     assert "as of 2023" in command(tmp_path).stdout
     with standing(tmp_path, kafka.servers):
         assert "Whole: nothing is missing." in command(tmp_path).stdout
+
+
+def test_records_behind_an_open_transaction_are_not_known(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
+    channel, notes = fresh("rsvps"), fresh("notes")
+    sent(kafka, channel, notes, 1, 2, 3)
+    with closing(Ledger(Config.read(tmp_path).ledger)) as ledger:
+        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes)
+        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
+            auditor.step(1)
+        auditor.close()
+        ledger.report(Report(SystemClock().now(), closed=True))
+    other = Producer({"bootstrap.servers": kafka.servers, "transactional.id": channel})
+    other.init_transactions(30)
+    with standing(tmp_path, kafka.servers):
+        assert command(tmp_path, "--wait", "0.5").exit_code == 0
+        other.begin_transaction()
+        other.produce(channel, b"open", partition=0)
+        other.flush(30)
+        sent(kafka, channel, notes, 4)  # Acknowledged, but no reader gets it.
+        result = command(tmp_path, "--wait", "0.5", "--json")
+        other.abort_transaction(30)
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["verdict"]) == (3, "not known")
+    assert [(doubt["kind"], doubt["subject"]) for doubt in told["doubts"]] == [("channel", channel)]
 
 
 def test_when_the_channels_do_not_answer_the_verdict_is_not_known(tmp_path: Path) -> None:

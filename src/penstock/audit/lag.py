@@ -194,10 +194,11 @@ class OpenTransactions:
         ]
 
     def wait(self, seconds: float) -> list[Doubt]:
-        """Wait until all are ended; the transactions that are still open after some seconds."""
+        """Wait until those that are open now have ended; the ones that are still open after some seconds."""
         until = time.monotonic() + seconds
         doubts = self.look(time.monotonic())
-        while self._since and time.monotonic() < until:
+        first = set(self._since)
+        while first & self._since.keys() and time.monotonic() < until:
             time.sleep(0.2)
             doubts = self.look(time.monotonic())
         return doubts

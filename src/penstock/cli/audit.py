@@ -30,9 +30,6 @@ from penstock.run.spools import waiting
 
 Bounds = Mapping[str, Mapping[int, tuple[int, int]]]
 
-_HIDDEN_FOR = 1.0
-"""Seconds after which an open transaction is a doubt. Producers with transactions have short ones all the time."""
-
 
 def audit(
     folder: Folder = Path(),
@@ -102,14 +99,12 @@ def _counted(config: Config, grace: int, wait: float) -> Balance:
     with closing(Ledger(config.ledger, read_only=True)) as ledger:
         started, doubts = clock.now(), list[Doubt]()
         try:
-            bounds, transactions = _bounds(config, ledger)
+            bounds, hidden = _bounds(config, ledger, wait)
+            doubts += hidden
         except Unavailable as error:
             inform(f"penstock: {error}; the last known state follows")
-            doubts = [Doubt("channel", error.service, f"channels cannot be read: {error}")]
-            bounds, transactions = {}, OpenTransactions(dict, wait)
+            bounds, doubts = {}, [Doubt("channel", error.service, f"channels cannot be read: {error}")]
         ledger.verify()
-        if wait:
-            doubts += transactions.wait(wait)
         unread = _wait_until_read(ledger, bounds or {}, wait)
         content = ledger.content()
     if wait and any(unread.values()):
@@ -189,15 +184,21 @@ def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
             time.sleep(1)
 
 
-def _bounds(config: Config, ledger: Ledger) -> tuple[Bounds | None, OpenTransactions]:
-    """The bounds of the source channels, None when no pipeline runs here; and what hides their entries."""
+def _bounds(config: Config, ledger: Ledger, wait: float) -> tuple[Bounds | None, list[Doubt]]:
+    """The bounds of the source channels, None when no pipeline runs here; and the transactions that hide entries.
+
+    `wait`: for how many seconds transactions may end.
+    """
     try:
         channels = with_running_services(config).bind()
     except Misconfigured:
-        return None, OpenTransactions(dict, 0)
+        return None, []
     names = [channel for channel, kind in ledger.channels().items() if kind is Kind.SOURCE]
-    hidden = partial(channels.open_transactions, names) if isinstance(channels, Kafka) else dict
-    return {channel: channels.bounds(channel) for channel in names}, OpenTransactions(hidden, _HIDDEN_FOR)
+    doubts = []
+    if wait and isinstance(channels, Kafka):
+        # Before the bounds, which then contain what was hidden.
+        doubts = OpenTransactions(partial(channels.open_transactions, names), min(wait, 1.0)).wait(wait)
+    return {channel: channels.bounds(channel) for channel in names}, doubts
 
 
 def _wait_until_read(ledger: Ledger, bounds: Bounds, wait: float) -> dict[str, int]:
