@@ -32,7 +32,8 @@ export function showIntake(nodes, inlets) {
   const now = sum("rate");
   set("rate", rate(now));
   set("taken", count(sum("count")));
-  byId("taken-hint").textContent = sources.length === 1 ? "from one source" : `from ${sources.length || "all"} sources`;
+  byId("taken-hint").textContent =
+    sources.length === 1 ? "since the last start of its source" : "since the last start of their sources";
   if (known(now)) {
     rates.push(now);
     if (rates.length > 60) rates.shift();
