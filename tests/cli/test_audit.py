@@ -55,6 +55,18 @@ def sent(kafka: Kafka, channel: str, notes: str, *seqs: int) -> None:
     asyncio.run(send())
 
 
+def read_all(
+    folder: Path, kafka: Kafka, channel: str, notes: str, clock: Clock | None = None, *, closed: bool = False
+) -> None:
+    """An auditor reads the channel to its end, and reports."""
+    with closing(Ledger(Config.read(folder).ledger)) as ledger:
+        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes, clock)
+        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
+            auditor.step(1)
+        auditor.close()
+        ledger.report(Report(SystemClock().now(), closed=closed))
+
+
 def command(folder: Path, *options: str) -> Result:
     app = typer.Typer()
     app.command()(audit)
@@ -118,12 +130,7 @@ def test_without_a_ledger_it_exits_with_2_and_tells_the_fix(tmp_path: Path) -> N
 def test_what_a_running_audit_has_not_read_is_in_flight(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
     channel, notes = fresh("rsvps"), fresh("notes")
     sent(kafka, channel, notes, 1, 2, 3)
-    with closing(Ledger(Config.read(tmp_path).ledger)) as ledger:
-        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes)
-        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
-            auditor.step(1)
-        auditor.close()
-        ledger.report(Report(SystemClock().now()))
+    read_all(tmp_path, kafka, channel, notes)
     sent(kafka, channel, notes, 4, 5)
     with standing(tmp_path, kafka.servers):
         result = command(tmp_path, "--wait", "0")
@@ -163,12 +170,7 @@ def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
 ) -> None:
     channel, notes = fresh("rsvps"), fresh("notes")
     sent(kafka, channel, notes, 1, 2, 3)
-    with closing(Ledger(Config.read(tmp_path).ledger)) as ledger:
-        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes, ManualClock(1_700_000_000_000_000))
-        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
-            auditor.step(1)
-        auditor.close()
-        ledger.report(Report(SystemClock().now(), closed=True))
+    read_all(tmp_path, kafka, channel, notes, ManualClock(1_700_000_000_000_000), closed=True)
     assert "as of 2023" in command(tmp_path).stdout
     with standing(tmp_path, kafka.servers):
         assert "Whole: nothing is missing." in command(tmp_path).stdout
@@ -177,12 +179,7 @@ def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
 def test_records_behind_an_open_transaction_are_not_known(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
     channel, notes = fresh("rsvps"), fresh("notes")
     sent(kafka, channel, notes, 1, 2, 3)
-    with closing(Ledger(Config.read(tmp_path).ledger)) as ledger:
-        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes)
-        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
-            auditor.step(1)
-        auditor.close()
-        ledger.report(Report(SystemClock().now(), closed=True))
+    read_all(tmp_path, kafka, channel, notes, closed=True)
     other = Producer({"bootstrap.servers": kafka.servers, "transactional.id": channel})
     other.init_transactions(30)
     with standing(tmp_path, kafka.servers):
